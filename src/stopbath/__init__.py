@@ -1,0 +1,1 @@
+"""A diffusion server whose workers always stop."""

@@ -1,0 +1,68 @@
+"""What a server is told, as frozen data; the only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import msgspec
+
+from stopbath.errors import UsageError
+
+__all__ = ["BUNDLED", "ServeConfig", "environment"]
+
+BUNDLED = "bundled"
+"""The name that stands for the model that ships in the package."""
+
+Parallel = Literal["none", "cfg"]
+OnEngineDeath = Literal["exit", "hold"]
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `stopbath serve` can be told; graces and budgets in seconds."""
+
+    model: str = BUNDLED  # a path, or BUNDLED
+    served_name: str = ""  # the name in /v1/models; by default the folder's name
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    ranks: int = 1
+    parallel: Parallel = "none"
+    device: str = "auto"  # auto, cpu, cuda
+    drain_s: float = 5.0
+    terminate_s: float = 2.0
+    kill_s: float = 2.0
+    start_s: float = 600.0  # budget of one start phase, extended by progress
+    request_s: float = 600.0  # a request's deadline
+    on_engine_death: OnEngineDeath = "exit"
+    api_key: str = ""
+    worker_extension: str = ""  # module:function
+    queue_limit: int = 64
+    max_images: int = 16  # n of one request
+    max_steps: int = 1000
+    max_body_bytes: int = 1 << 20
+
+    def checked(self) -> ServeConfig:
+        """Give itself when it can be, else `UsageError` with one line that says what cannot."""
+        if self.ranks < 1:
+            raise UsageError(f"--ranks must be at least 1, not {self.ranks}")
+        if self.parallel == "cfg" and self.ranks != 2:  # noqa: PLR2004
+            raise UsageError(f"--parallel cfg runs on 2 ranks, not on {self.ranks}")
+        if self.parallel == "none" and self.ranks > 1:
+            raise UsageError(
+                f"--ranks {self.ranks} needs a way to share the work: --ranks 2 --parallel cfg"
+            )
+        if not 0 <= self.port <= 65535:  # noqa: PLR2004
+            raise UsageError(f"--port must be between 0 and 65535, not {self.port}")
+        for flag, grace in (
+            ("--drain", self.drain_s),
+            ("--terminate", self.terminate_s),
+            ("--kill", self.kill_s),
+        ):
+            if not 0 <= grace < float("inf"):
+                raise UsageError(f"{flag} must be a number of seconds >= 0, not {grace}")
+        return self
+
+
+def environment() -> dict[str, str]:
+    """Give a copy of this process's environment, for a process to be started with it."""
+    return dict(os.environ)  # noqa: TID251  (this is its home)

@@ -1,0 +1,80 @@
+"""Errors of the serving layers, each with the code that HTTP clients see."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+__all__ = [
+    "DeadlinePassed",
+    "Draining",
+    "EngineError",
+    "Overloaded",
+    "RequestAborted",
+    "RequestInvalid",
+    "RequestStuck",
+    "UsageError",
+    "WorkerLost",
+]
+
+Code = Literal["worker_died", "stuck", "draining", "overloaded", "deadline", "internal"]
+
+
+class EngineError(Exception):
+    """A request ended without a picture for a reason that is not its own."""
+
+    code: ClassVar[Code] = "internal"
+    status: ClassVar[int] = 500
+    retry_after_s: ClassVar[int | None] = None
+
+
+class WorkerLost(EngineError):  # noqa: N818  (these names say the fact; all are errors by their base)
+    """The replica lost a rank; the message names worker and signal."""
+
+    code = "worker_died"
+    status = 503
+
+
+class RequestStuck(EngineError):  # noqa: N818
+    """The replica made no progress within its budget."""
+
+    code = "stuck"
+    status = 503
+
+
+class Draining(EngineError):  # noqa: N818
+    """The server is stopping and accepts nothing new."""
+
+    code = "draining"
+    status = 503
+    retry_after_s = 5
+
+
+class Overloaded(EngineError):  # noqa: N818
+    """The queue is full."""
+
+    code = "overloaded"
+    status = 503
+    retry_after_s = 1
+
+
+class DeadlinePassed(EngineError):  # noqa: N818
+    """The request's own deadline, or the drain's, came first."""
+
+    code = "deadline"
+    status = 503
+
+
+class RequestAborted(Exception):  # noqa: N818
+    """The client left or deleted the request; there is nobody to answer."""
+
+
+class RequestInvalid(ValueError):  # noqa: N818
+    """The request asks for something the model cannot do; `param` names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be; one line, exit code 2."""

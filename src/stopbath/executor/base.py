@@ -1,0 +1,112 @@
+"""What the engine asks of an executor: one replica, K ranks that live and die together."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stopbath.lifecycle import Action, Cause, Deadline, GroupState, ShutdownReport, WorkerState
+    from stopbath.messages import ModelInfo
+
+__all__ = ["CallHandle", "Executor", "RankOutcome", "RankStatus", "ReplicaStatus"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """What one rank made of a call: a value, or an error with its type and traceback."""
+
+    rank: int
+    value: Any = None
+    error_kind: str | None = None
+    error_message: str = ""
+    traceback: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the rank returned a value."""
+        return self.error_kind is None
+
+
+@dataclass(frozen=True, slots=True)
+class CallHandle:
+    """A call under way.
+
+    `future` ends in every case: with one `RankOutcome` per addressed rank, with `WorkerLost`
+    (the replica's first cause), or with `DeadlinePassed`.
+    """
+
+    id: int
+    future: Future[list[RankOutcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank, as `/v1/status` shows it."""
+
+    name: str
+    rank: int
+    pid: int | None
+    state: WorkerState
+    last_progress_s: float | None  # seconds since the rank last said something
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica, as `/v1/status` shows it."""
+
+    name: str
+    state: GroupState
+    cause: Cause | None
+    ranks: tuple[RankStatus, ...]
+
+
+class Executor(Protocol):
+    """One replica. Methods are safe from any thread; none blocks on a dead or stuck rank."""
+
+    def start(self) -> None:
+        """Start the ranks; returns at once."""
+        ...
+
+    def wait_ready(self, by: Deadline) -> ModelInfo:
+        """Wait until every rank is ready; `StartupError` names the one that failed."""
+        ...
+
+    def call(
+        self,
+        method: str,
+        params: Any,
+        *,
+        ranks: Literal["all", "first"] = "all",
+        deadline: Deadline | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> CallHandle:
+        """Run `method` in the ranks. `on_progress(step, steps)` runs on the pump thread.
+
+        "first": every rank runs it (they may sit in collectives together) and the outcome is
+        rank 0's alone; "all": one outcome per rank, in rank order.
+        """
+        ...
+
+    def cancel(self, call_id: int) -> None:
+        """Give up a call at its next step, on all ranks together; the future still ends."""
+        ...
+
+    def on_failure(self, callback: Callable[[Cause], None]) -> None:
+        """Have `callback` called once, at once, with the first cause; a late one is replayed."""
+        ...
+
+    def status(self) -> ReplicaStatus:
+        """Say how the replica is; reads state, asks nobody."""
+        ...
+
+    def shutdown(self, by: Deadline | None = None, *, first: Action | None = None) -> ShutdownReport:
+        """Stop the ranks; idempotent, joins a stop in progress. Pending calls end first."""
+        ...
+
+    def kill(self) -> None:
+        """Shorten a stop to SIGKILL now."""
+        ...

@@ -1,0 +1,108 @@
+"""What travels between the server process and its ranks, as typed msgpack frames.
+
+No pickle: a frame is msgpack of the structs below, and a value inside it is made of plain
+msgpack types, `GenerationRequest`-like structs turned to builtins, and blobs (see
+`executor/_wire.py`), which travel as sealed memfds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Call",
+    "Cancel",
+    "Failure",
+    "FromRank",
+    "GenerationRequest",
+    "GenerationResult",
+    "ModelInfo",
+    "Progress",
+    "Reply",
+    "ToRank",
+]
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request for pictures, validated; sizes in pixels."""
+
+    id: str
+    prompt: str
+    negative_prompt: str = ""
+    n: int = 1
+    width: int
+    height: int
+    seed: int
+    num_inference_steps: int
+    guidance_scale: float
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: int = 100
+
+
+class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Encoded pictures of one request, base64 already (made in the rank), one per picture."""
+
+    id: str
+    images_b64: list[bytes]
+    seconds: float
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of the model it has loaded, with its `ready`."""
+
+    pipeline: str  # class name, e.g. StableDiffusion3Pipeline
+    family: str  # e.g. "sd3"
+    width: int  # default size, pixels
+    height: int
+    size_multiple: int  # a size must be a multiple of this many pixels
+    max_width: int
+    max_height: int
+    num_inference_steps: int  # default
+    guidance_scale: float  # default
+    max_prompt_tokens: int
+    device: str
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Run `method` with `params`; `left_s` is what is left of the caller's deadline."""
+
+    id: int
+    method: str
+    params: Any
+    left_s: float | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Give up call `id` at the next step; unknown ids are ignored."""
+
+    id: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Call `id` has done `step` of `steps`."""
+
+    id: int
+    step: int
+    steps: int
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """Call `id` returned `value`."""
+
+    id: int
+    value: Any
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Call `id` raised; `kind` is the exception's class name."""
+
+    id: int
+    kind: str
+    message: str
+    traceback: str
+
+
+ToRank = Call | Cancel
+FromRank = Progress | Reply | Failure
