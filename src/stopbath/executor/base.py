@@ -6,10 +6,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from stopbath.lifecycle import Action
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stopbath.lifecycle import Action, Cause, Deadline, GroupState, ShutdownReport, WorkerState
+    from stopbath.lifecycle import Cause, Deadline, GroupState, ShutdownReport, WorkerState
     from stopbath.messages import ModelInfo
 
 __all__ = ["CallHandle", "Executor", "RankOutcome", "RankStatus", "ReplicaStatus"]
@@ -103,7 +105,9 @@ class Executor(Protocol):
         """Say how the replica is; reads state, asks nobody."""
         ...
 
-    def shutdown(self, by: Deadline | None = None, *, first: Action | None = None) -> ShutdownReport:
+    def shutdown(
+        self, by: Deadline | None = None, *, first: Action = Action.DRAIN
+    ) -> ShutdownReport:
         """Stop the ranks; idempotent, joins a stop in progress. Pending calls end first."""
         ...
 

@@ -1,0 +1,1 @@
+"""Executors: run calls in the ranks of one replica."""

@@ -1,0 +1,1 @@
+"""Models: diffusers pipelines, and the small one that ships in the package."""

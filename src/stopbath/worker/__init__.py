@@ -1,0 +1,1 @@
+"""A rank: loads the model, answers calls, cancels between steps."""

@@ -1,0 +1,1 @@
+"""Training of the bundled digit model; not part of the installed package."""
