@@ -10,13 +10,17 @@ __all__ = [
     "EngineError",
     "Overloaded",
     "RequestAborted",
+    "RequestDuplicate",
     "RequestInvalid",
     "RequestStuck",
+    "Starting",
     "UsageError",
     "WorkerLost",
 ]
 
-Code = Literal["worker_died", "stuck", "draining", "overloaded", "deadline", "internal"]
+Code = Literal[
+    "worker_died", "stuck", "draining", "overloaded", "deadline", "starting", "internal"
+]
 
 
 class EngineError(Exception):
@@ -39,6 +43,14 @@ class RequestStuck(EngineError):  # noqa: N818
 
     code = "stuck"
     status = 503
+
+
+class Starting(EngineError):  # noqa: N818
+    """The ranks are not ready yet."""
+
+    code = "starting"
+    status = 503
+    retry_after_s = 5
 
 
 class Draining(EngineError):  # noqa: N818
@@ -74,6 +86,10 @@ class RequestInvalid(ValueError):  # noqa: N818
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class RequestDuplicate(Exception):  # noqa: N818
+    """A request with this id is being worked on: two answers for one id would be ambiguous."""
 
 
 class UsageError(Exception):
