@@ -1,17 +1,26 @@
 """What travels between the server process and its ranks, as typed msgpack frames.
 
 No pickle: a frame is msgpack of the structs below, and a value inside it is made of plain
-msgpack types, `GenerationRequest`-like structs turned to builtins, and blobs (see
-`executor/_wire.py`), which travel as sealed memfds.
+msgpack types, structs turned to builtins (`msgspec.structs.asdict`, `msgspec.convert` back), and blobs
+(see `stopbath.wire`), which travel as sealed memfds.
+
+Every rank knows the method `GENERATE` (a `GenerationRequest` in, a `GenerationResult` out of rank
+0, None out of the others) and `PING` (gives back its params); a worker extension may add more.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 __all__ = [
+    "CANCELLED",
+    "GENERATE",
+    "PEER_FAILED",
+    "PEER_LOST",
+    "PING",
+    "REQUEST_INVALID",
     "Call",
     "Cancel",
     "Failure",
@@ -23,6 +32,24 @@ __all__ = [
     "Reply",
     "ToRank",
 ]
+
+GENERATE: Final = "generate"
+"""Method: make the pictures of one `GenerationRequest`."""
+
+PING: Final = "ping"
+"""Method: give back the params; answered between calls, so it also says that a rank is free."""
+
+CANCELLED: Final = "Cancelled"
+"""`Failure.kind` of a call that was given up because somebody asked or its deadline passed."""
+
+REQUEST_INVALID: Final = "RequestInvalid"
+"""`Failure.kind` of a request that the model cannot do; the message says why."""
+
+PEER_FAILED: Final = "PeerFailed"
+"""`Failure.kind` of a rank that left a call because another rank failed in it."""
+
+PEER_LOST: Final = "PeerLost"
+"""`Failure.kind` of a rank whose collective broke: a peer is dead, and the replica with it."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,11 @@ class CallHandle:
     """A call under way.
 
     `future` ends in every case: with one `RankOutcome` per addressed rank, with `WorkerLost`
-    (the replica's first cause), or with `DeadlinePassed`.
+    (the replica's first cause), with `DeadlinePassed` at the call's deadline, or with `Draining`
+    when the executor is being shut down. A call that was cancelled ends with outcomes whose
+    `error_kind` is `messages.CANCELLED`. The caller cannot cancel the future itself: `cancel(id)`
+    of the executor reaches the ranks. Done callbacks run on whichever thread ended the call and
+    must be quick; what they raise is logged and swallowed.
     """
 
     id: int
@@ -89,12 +93,20 @@ class Executor(Protocol):
         """Run `method` in the ranks. `on_progress(step, steps)` runs on the pump thread.
 
         "first": every rank runs it (they may sit in collectives together) and the outcome is
-        rank 0's alone; "all": one outcome per rank, in rank order.
+        rank 0's alone; "all": one outcome per rank, in rank order. Calls run one after another
+        in the order of these calls. Progress is throttled to about 20 a second, the last step
+        always comes through. A call that cannot be sent (dead, draining, channel full, EMFILE)
+        ends its future with the reason at once; TypeError or ValueError are raised only for
+        params that no frame can hold.
         """
         ...
 
     def cancel(self, call_id: int) -> None:
-        """Give up a call at its next step, on all ranks together; the future still ends."""
+        """Give up a call at its next step, on all ranks together; the future still ends.
+
+        Unknown and finished ids are ignored: ids are never used twice, so a late cancel cannot
+        reach another call.
+        """
         ...
 
     def on_failure(self, callback: Callable[[Cause], None]) -> None:
