@@ -1,8 +1,8 @@
 """What travels between the server process and its ranks, as typed msgpack frames.
 
 No pickle: a frame is msgpack of the structs below, and a value inside it is made of plain
-msgpack types, structs turned to builtins (`msgspec.structs.asdict`, `msgspec.convert` back), and blobs
-(see `stopbath.wire`), which travel as sealed memfds.
+msgpack types, structs turned to builtins (`msgspec.structs.asdict`, back with
+`msgspec.convert`), and blobs (see `stopbath.wire`), which travel as sealed memfds.
 
 Every rank knows the method `GENERATE` (a `GenerationRequest` in, a `GenerationResult` out of rank
 0, None out of the others) and `PING` (gives back its params); a worker extension may add more.
