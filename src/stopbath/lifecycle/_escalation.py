@@ -37,9 +37,7 @@ class Escalation:
 
     __slots__ = ("steps",)
 
-    def __init__(
-        self, drain_s: float = 5.0, terminate_s: float = 2.0, kill_s: float = 2.0
-    ) -> None:
+    def __init__(self, drain_s: float = 5.0, terminate_s: float = 2.0, kill_s: float = 2.0) -> None:
         for name, grace in (("drain", drain_s), ("terminate", terminate_s), ("kill", kill_s)):
             if not math.isfinite(grace) or grace < 0:
                 raise ValueError(f"{name} grace must be a number of seconds >= 0, not {grace!r}")
@@ -79,16 +77,23 @@ class Schedule(NamedTuple):
 
 
 def plan(
-    escalation: Escalation, *, first: Action, now: float, deadline: float, kill_extra_s: float = 0.0
+    escalation: Escalation,
+    *,
+    first: Action,
+    now: float,
+    deadline: float,
+    spent_s: float = 0.0,
+    kill_extra_s: float = 0.0,
 ) -> Schedule:
     """Lay the steps from `first` on between `now` and `deadline` (monotonic seconds).
 
     Enough time: every step keeps its grace. Too little: SIGKILL's share is kept at the end, up
-    to half of what is left, and the earlier steps shrink in proportion. `kill_extra_s` stretches
-    the wait after SIGKILL (tearing down 1 GiB of resident memory can take 0.2 s); the deadline
-    still holds.
+    to half of what is left, and the earlier steps shrink in proportion. `spent_s` is what `first`
+    has had already; `kill_extra_s` stretches the wait after SIGKILL (tearing down 1 GiB of
+    resident memory can take 0.2 s). The deadline holds in every case.
     """
     graces = {step.action: step.grace_s for step in escalation.steps if step.action >= first}
+    graces[first] = max(0.0, graces[first] - spent_s)
     graces[Action.SIGKILL] += kill_extra_s
     left = max(0.0, deadline - now)
     if sum(graces.values()) > left:

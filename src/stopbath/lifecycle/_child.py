@@ -1,0 +1,43 @@
+"""The first code of a worker: `python -I -S _child.py NAME CONTROL_FD KEPT_FDS PARENT_PID`.
+
+The order is the point. Parent-death first, before any .pth file or import hook runs; then the
+check against the parent that was *given*, which catches a parent that died before the arming;
+then only the listed descriptors stay open; then the subreaper flag; and nothing of the user's
+is imported before the supervisor, which by then holds the pidfd, says go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 36, 9
+
+
+def _protect(parent_pid: int, kept: set[int]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot arm the parent-death signal")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+    first = 3
+    for fd in sorted(kept):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, 1 << 20)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main(argv: list[str]) -> None:
+    """Protect, shake hands, run the target, leave."""
+    name, control, kept, parent = argv
+    _protect(int(parent), {int(word) for word in kept.split(",")})
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+    from stopbath.lifecycle._handshake import run_target, shake_hands
+
+    run_target(shake_hands(int(control), name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

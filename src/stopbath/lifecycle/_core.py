@@ -1,0 +1,452 @@
+"""One group as its supervisor drives it: what happens to its workers, and what follows.
+
+Everything here runs on the supervisor's thread. Other threads read fields and post commands.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from stopbath.lifecycle._errors import Cause, Exit, describe_exception
+from stopbath.lifecycle._escalation import Action, Escalation, Schedule, plan
+from stopbath.lifecycle._member import Member, forward, survivor_of
+from stopbath.lifecycle._process import memory_gib
+from stopbath.lifecycle._report import ShutdownReport
+from stopbath.lifecycle._state import (
+    GROUP_TRANSITIONS,
+    GroupEvent,
+    GroupState,
+    WorkerEvent,
+    WorkerState,
+    next_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stopbath.lifecycle._channel import Frame
+    from stopbath.lifecycle._process import ProcessRef
+    from stopbath.lifecycle._report import Survivor
+    from stopbath.lifecycle._spec import WorkerSpec
+    from stopbath.lifecycle._supervisor import Supervisor
+
+__all__ = ["GroupCore", "Policy"]
+
+_STATUS_WAIT_S = 0.1  # for the keeper's word on a status, after the pidfd said dead
+_TEARDOWN_S_PER_GIB = 0.2
+
+
+class Policy(enum.Enum):
+    """What the death of one worker means for the others."""
+
+    ONE_FOR_ALL = "one_for_all"  # they live and die together
+    INDEPENDENT = "independent"
+
+
+class GroupCore:
+    """State and decisions of one group."""
+
+    def __init__(
+        self,
+        name: str,
+        specs: Sequence[WorkerSpec],
+        escalation: Escalation,
+        policy: Policy,
+        start_s: float,
+        start_cap_s: float,
+    ) -> None:
+        self.name, self.escalation, self.policy = name, escalation, policy
+        self.state = GroupState.NEW
+        self.members = [
+            Member(spec, spec.name or f"{name}{rank}", rank) for rank, spec in enumerate(specs)
+        ]
+        self.cause: Cause | None = None
+        self.report: ShutdownReport | None = None
+        self._start_s, self._start_cap_s = start_s, start_cap_s
+        self._sup: Supervisor | None = None
+        self._callbacks: list[Callable[[Cause], None]] = []
+        self._ready_waiters: list[Callable[[], None]] = []
+        self._over_waiters: list[Callable[[], None]] = []
+        self._schedule: Schedule | None = None
+        self._deadline = math.inf
+        self._applied = Action.DRAIN
+        self._began = 0.0
+        self._began_wall = ""
+        self._asked_by = ""
+        self._kill_extra_s = 0.0
+        self._strays: list[dict[str, Any]] = []
+        self._strays_left: list[Frame] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether a stop has run to its end."""
+        return self.state in {GroupState.STOPPED, GroupState.SURVIVED}
+
+    def survivors(self) -> list[Survivor]:
+        """Give what is alive after the last step, as /proc shows it now."""
+        found = [m.survivor() for m in self.members if m.state is WorkerState.SURVIVED and m.pid]
+        if self.state is GroupState.SURVIVED:
+            found += [survivor_of(it["pid"], it["argv"], "SIGKILL") for it in self._strays_left]
+        return found
+
+    def _move(self, event: GroupEvent) -> None:
+        self.state = next_state(GROUP_TRANSITIONS, f"group {self.name}", self.state, event)
+
+    # -- start
+
+    def start(self, sup: Supervisor) -> None:
+        """Ask for every worker. One that cannot even be asked for is the group's first fault."""
+        self._sup = sup
+        self._move(GroupEvent.START)
+        for member in self.members:
+            try:
+                member.ask_for(sup.keeper, time.monotonic())
+                sup.watch_words(self, member)
+            except Exception as error:  # noqa: BLE001  (EMFILE, a dead keeper: the start fails, in order)
+                self._spawn_failed(member, describe_exception(error))
+                return
+
+    def spawned(self, member: Member, ref: ProcessRef) -> None:
+        """The keeper has started a worker."""
+        assert self._sup is not None  # noqa: S101
+        member.born(ref)
+        self._sup.watch_death(self, member)
+        if self.state is GroupState.STOPPING:  # nothing of the user's has run in it yet
+            member.act(Action.SIGKILL, time.monotonic(), 0.0)
+            return
+        try:
+            member.let_go_on()
+        except Exception as error:  # noqa: BLE001  (a target that does not pickle)
+            self.fault(member, f"cannot be given its target: {describe_exception(error)}")
+
+    def spawn_failed(self, member: Member, why: str) -> None:
+        """The keeper could not start a worker."""
+        self._spawn_failed(member, why)
+
+    def _spawn_failed(self, member: Member, why: str) -> None:
+        if member.state is WorkerState.SPAWNING:
+            member.move(WorkerEvent.SPAWN_FAILED)
+        member.ended_at = time.monotonic()
+        self.fault(member, f"could not be started: {why}")
+        self._finish_if_ended()
+
+    def frame(self, member: Member, frame: Frame) -> None:
+        """Act on what a worker said."""
+        member.heard_at = time.monotonic()
+        kind = frame.get("t")
+        if kind == "progress":
+            member.move(WorkerEvent.PROGRESS)
+            member.phase = str(frame["message"])
+        elif kind == "ready":
+            member.info = frame["info"]
+            member.phase = "running"
+            member.move(WorkerEvent.READY)
+            if all(m.state is WorkerState.READY for m in self.members):
+                self._move(GroupEvent.ALL_READY)
+                self._release(self._ready_waiters)
+        elif kind == "failed":
+            member.phase = str(frame["phase"])
+            self.fault(member, str(frame["what"]))
+        elif kind == "budget":
+            member.budget_s = float(frame["stop_s"])
+            self._replan()
+        elif kind == "report":
+            member.reports.append(frame["report"])
+
+    # -- faults
+
+    def fault(self, member: Member, what: str) -> None:
+        """Latch the first fault, tell everybody at once, and end what lives and dies with it."""
+        if self.state is GroupState.STOPPING or self.over:
+            return
+        if self.cause is None:
+            assert self._sup is not None  # noqa: S101
+            forward(member.read_stderr())
+            self.cause = Cause(
+                member.name, member.pid, member.phase, what, member.exit, member.last_words()
+            )
+            for callback in self._callbacks:
+                self._sup.call_later(callback, self.cause)
+            self._callbacks.clear()
+        if self.policy is Policy.ONE_FOR_ALL or self.state is GroupState.STARTING:
+            self.stop(Action.SIGTERM, math.inf, "a fault")
+
+    def keeper_died(self) -> None:
+        """Nothing can be started any more, and the kernel is ending what it kept."""
+        for member in self.members:
+            if member.alive:
+                self.fault(member, "lost its keeper, which was killed")
+            if member.state is WorkerState.SPAWNING:
+                member.exit = Exit()
+                self._spawn_failed(member, "the keeper died")
+            elif member.state is WorkerState.EXITED:
+                self.gone(member, [])
+
+    def on_failure(self, callback: Callable[[Cause], None]) -> None:
+        """Register a callback; one that comes late is told at once."""
+        if self.cause is None:
+            self._callbacks.append(callback)
+        elif self._sup is not None:
+            self._sup.call_later(callback, self.cause)
+
+    # -- ends
+
+    def died(self, member: Member, now: float) -> None:
+        """The pidfd says dead: take its last words, then wait shortly for its status."""
+        assert self._sup is not None  # noqa: S101
+        self._sup.unwatch_death(member)
+        self._sup.hear_out(self, member)
+        if member.exit is not None:
+            self._ended(member, now)
+        else:
+            member.status_due = now + _STATUS_WAIT_S
+
+    def status(self, member: Member, end: Exit, now: float) -> None:
+        """The keeper says how it ended; this may come before or after the pidfd."""
+        waited = member.status_due is not None
+        first = member.exit is None
+        member.exit = end
+        if waited:
+            self._ended(member, now)
+        elif first and member.ref is not None and member.alive:
+            self.died(member, now)
+
+    def _ended(self, member: Member, now: float) -> None:
+        member.status_due = None
+        member.ended_at = now
+        asked = member.state in {WorkerState.STOPPING, WorkerState.SURVIVED}
+        member.move(WorkerEvent.EXITED)
+        if not asked:
+            what = (
+                f"was {member.exit}"
+                if member.exit and member.exit.signal
+                else (f"ended without being asked to ({member.exit})")
+            )
+            self.fault(member, what)
+        if self._sup is not None and self._sup.keeper.channel.eof:
+            self.gone(member, [])  # nobody is left to tell
+        else:
+            self._finish_if_ended()
+
+    def gone(self, member: Member, strays: list[dict[str, Any]]) -> None:
+        """The keeper has reaped it and ended whatever it left."""
+        assert self._sup is not None  # noqa: S101
+        self._strays += strays
+        if member.alive:  # the word about the end was lost: this one is as good
+            self.status(member, member.exit or Exit(), time.monotonic())
+            if member.status_due is not None or member.alive:
+                return
+        member.move(WorkerEvent.GONE)
+        self._strays_left = []
+        self._sup.unwatch_words(member)
+        member.close()
+        self._finish_if_ended()
+
+    def strays_left(self, left: list[Frame]) -> None:
+        """The keeper names what dead workers left and what has not ended yet."""
+        self._strays_left = left
+
+    def _finish_if_ended(self) -> None:
+        if any(m.state is not WorkerState.GONE for m in self.members):
+            return
+        if self.state in {GroupState.STARTING, GroupState.READY}:  # INDEPENDENT, and all have ended
+            self.stop(Action.SIGTERM, math.inf, "every worker ended")
+        elif self.state in {GroupState.STOPPING, GroupState.SURVIVED}:
+            was_stopping = self.state is GroupState.STOPPING
+            self._move(GroupEvent.ENDED)
+            self._close(make_report=was_stopping)
+
+    # -- stop
+
+    def stop(
+        self,
+        first: Action,
+        deadline: float,
+        asked_by: str,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin a stop, or join and at most shorten the one in progress; `done` when it is over."""
+        now = time.monotonic()
+        if self.state is GroupState.STOPPED or (self.state is GroupState.NEW and self._never_ran()):
+            if done is not None:
+                done()
+            return
+        if done is not None:
+            self._over_waiters.append(done)
+        if self.state is GroupState.STOPPING:
+            self._shorten(first, deadline, now)
+        else:
+            self._begin(first, deadline, asked_by, now)
+        self.tick(now)
+
+    def _never_ran(self) -> bool:
+        self._move(GroupEvent.STOP)
+        for member in self.members:
+            member.move(WorkerEvent.STOP)
+        self._began, self._began_wall = time.monotonic(), _wall_clock()
+        self._close(make_report=True)
+        return True
+
+    def _begin(self, first: Action, deadline: float, asked_by: str, now: float) -> None:
+        again = self.state is GroupState.SURVIVED
+        self._move(GroupEvent.STOP)
+        self._began, self._asked_by = now, asked_by
+        self._began_wall = _wall_clock()
+        living = [m for m in self.members if m.pid and m.alive]
+        # Read now: the kill path opens nothing.
+        self._kill_extra_s = _TEARDOWN_S_PER_GIB * max(
+            (memory_gib(m.pid) for m in living if m.pid), default=0.0
+        )
+        if again:  # survivors have had every step; they get the last one again
+            first = Action.SIGKILL
+            for member in living:
+                member.sent = None
+        self._applied = Action.DRAIN
+        self._deadline = deadline
+        self._schedule = self._plan(first, now)
+        for member in self.members:
+            if member.state is WorkerState.CREATED:
+                member.move(WorkerEvent.STOP)
+        self._apply(self._schedule.action_at(now), now)
+
+    def _plan(self, first: Action, now: float, spent_s: float = 0.0) -> Schedule:
+        budget = max((m.budget_s for m in self.members), default=0.0)
+        steps = {step.action: step.grace_s for step in self.escalation.steps}
+        escalation = self.escalation
+        if budget > steps[Action.DRAIN]:  # a worker with an orderly stop of its own
+            escalation = Escalation(budget, steps[Action.SIGTERM], steps[Action.SIGKILL])
+        return plan(
+            escalation,
+            first=first,
+            now=now,
+            deadline=self._deadline,
+            spent_s=spent_s,
+            kill_extra_s=self._kill_extra_s,
+        )
+
+    def _shorten(self, first: Action, deadline: float, now: float) -> None:
+        assert self._schedule is not None  # noqa: S101
+        first = max(first, self._applied)
+        sooner = min(deadline, self._schedule.over_at)
+        if first > self._applied or sooner < self._schedule.over_at:
+            begun = dict(self._schedule.begins).get(first, now)
+            spent = max(0.0, now - begun) if first is self._applied else 0.0
+            self._deadline = sooner
+            self._schedule = self._plan(first, now, spent)
+
+    def _replan(self) -> None:
+        """A worker announced how long its own stop takes: the drain waits for it."""
+        if self.state is GroupState.STOPPING and self._applied is Action.DRAIN and self._schedule:
+            begun = self._schedule.begins[0][1]
+            self._schedule = self._plan(Action.DRAIN, begun)
+
+    def _apply(self, action: Action, now: float) -> None:
+        assert self._schedule is not None  # noqa: S101
+        self._applied = action
+        within_s = max(0.0, self._schedule.next_change(now) - now)
+        for member in self.members:
+            if member.alive:
+                try:
+                    member.act(action, now, within_s)
+                except Exception as error:  # noqa: BLE001  (one worker never stops the others)
+                    member.steps.append((action, now, repr(error)))
+
+    def tick(self, now: float) -> float:
+        """Do what is due; give the moment at which something is due next (monotonic seconds)."""
+        due = math.inf
+        for member in self.members:
+            if member.status_due is not None:
+                if member.status_due <= now:
+                    member.exit = Exit()
+                    self._ended(member, now)
+                else:
+                    due = min(due, member.status_due)
+        if self.state is GroupState.STARTING:
+            due = min(due, self._check_start(now))
+        if self.state is GroupState.STOPPING and self._schedule is not None:
+            action = self._schedule.action_at(now)
+            if action > self._applied:
+                self._apply(action, now)
+            if now >= self._schedule.over_at:
+                self._outlived()
+            else:
+                due = min(due, self._schedule.next_change(now))
+        return due
+
+    def _check_start(self, now: float) -> float:
+        due = math.inf
+        for member in self.members:
+            if member.state not in {WorkerState.SPAWNING, WorkerState.STARTING}:
+                continue
+            limit = min(member.heard_at + self._start_s, member.started_at + self._start_cap_s)
+            if limit <= now:
+                self.start_overdue(member, now - member.heard_at)
+                return math.inf
+            due = min(due, limit)
+        return due
+
+    def start_overdue(self, member: Member | None = None, silent_s: float = 0.0) -> None:
+        """Fail the start: by its own budget, or (no member given) because a caller's wait is over."""
+        if self.state is not GroupState.STARTING:
+            return
+        if member is not None:
+            self.fault(member, f"was not ready: no progress for {silent_s:.1f} s")
+            return
+        late = [m for m in self.members if m.state is not WorkerState.READY]
+        self.fault(min(late, key=lambda m: m.heard_at), "was not ready in time")
+
+    def _outlived(self) -> None:
+        for member in self.members:
+            if member.state is not WorkerState.GONE:
+                member.move(WorkerEvent.OUTLIVED)
+        left = any(m.state is not WorkerState.GONE for m in self.members) or self._strays_left
+        self._move(GroupEvent.OUTLIVED if left else GroupEvent.ENDED)
+        self._schedule = None
+        self._close(make_report=True)
+
+    def _close(self, *, make_report: bool) -> None:
+        if make_report:
+            self.report = self._account()
+        if self.state is GroupState.STOPPED:
+            for member in self.members:
+                if self._sup is not None:
+                    self._sup.unwatch(member)
+                member.close()
+        self._release(self._ready_waiters)
+        self._release(self._over_waiters)
+
+    def _account(self) -> ShutdownReport:
+        now = time.monotonic()
+        return ShutdownReport(
+            group=self.name,
+            cause=self.cause,
+            asked_by=self._asked_by or "nobody",
+            started_at=self._began_wall,
+            duration_s=now - self._began,
+            workers=tuple(member.report(self._began) for member in self.members),
+            strays=tuple(self._strays),
+            survivors=tuple(self.survivors()),
+        )
+
+    # -- waiting
+
+    def when_ready(self, done: Callable[[], None]) -> None:
+        """Call `done` once the group is ready, or over."""
+        if self.state in {GroupState.NEW, GroupState.STARTING, GroupState.STOPPING}:
+            self._ready_waiters.append(done)
+        else:
+            done()
+
+    @staticmethod
+    def _release(waiters: list[Callable[[], None]]) -> None:
+        for done in waiters:
+            done()
+        waiters.clear()
+
+
+def _wall_clock() -> str:
+    now = time.gmtime()  # for a person to read; nothing is decided by it
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", now)

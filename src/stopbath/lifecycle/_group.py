@@ -1,0 +1,384 @@
+"""WorkerGroup: the object people use."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from stopbath.lifecycle._core import GroupCore, Policy
+from stopbath.lifecycle._deadline import Deadline
+from stopbath.lifecycle._errors import (
+    Cause,
+    Exit,
+    LifecycleError,
+    NotStarted,
+    StartupError,
+)
+from stopbath.lifecycle._escalation import Action, Escalation
+from stopbath.lifecycle._spawn import KeeperClient
+from stopbath.lifecycle._state import GroupState, WorkerState
+from stopbath.lifecycle._supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from stopbath.lifecycle._member import Member
+    from stopbath.lifecycle._report import ShutdownReport, Survivor
+    from stopbath.lifecycle._spec import WorkerSpec
+
+__all__ = ["Policy", "WorkerGroup", "WorkerView"]
+
+_ANSWER_S = 2.0  # for the supervisor's thread to answer, beyond the deadline it works to
+
+
+class WorkerView:
+    """A worker as others see it; reads state, asks nobody."""
+
+    __slots__ = ("_member",)
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self._member.name
+
+    @property
+    def rank(self) -> int:
+        """Its position in the group."""
+        return self._member.rank
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid once it was spawned; for people to read, not to signal."""
+        return self._member.pid
+
+    @property
+    def state(self) -> WorkerState:
+        """Where it is in its life."""
+        return self._member.state
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended, once it has."""
+        return self._member.exit
+
+    @property
+    def info(self) -> Any:
+        """What it said with its `ready`."""
+        return self._member.info
+
+    @property
+    def phase(self) -> str:
+        """What it said last that it is doing."""
+        return self._member.phase
+
+    @property
+    def last_progress_s(self) -> float | None:
+        """Seconds since it last said something; None before it was asked for."""
+        heard = self._member.heard_at
+        return time.monotonic() - heard if heard else None
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """The JSON objects it handed on with `ctx.send_report`."""
+        return list(self._member.reports)
+
+    def __repr__(self) -> str:
+        return f"<worker {self.name} pid {self.pid} {self.state.value}>"
+
+
+class _Shared:
+    """The one supervisor of this process, made by its first group and closed by its last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._supervisor: Supervisor | None = None
+        self._groups: set[WorkerGroup] = set()
+
+    def acquire(self, group: WorkerGroup) -> Supervisor:
+        with self._lock:
+            if self._supervisor is None or self._supervisor.keeper.channel.eof:
+                self._supervisor = Supervisor(KeeperClient.launch())
+                self._supervisor.start_thread()
+                atexit.register(self.stop_all)
+            self._groups.add(group)
+            return self._supervisor
+
+    def release(self, group: WorkerGroup, supervisor: Supervisor) -> None:
+        with self._lock:
+            if group not in self._groups:
+                return
+            self._groups.discard(group)
+            alone = not any(other.supervised_by(supervisor) for other in self._groups)
+            if alone and supervisor is self._supervisor:
+                self._supervisor = None
+                atexit.unregister(self.stop_all)
+        if alone:
+            supervisor.close()
+
+    def stop_all(self) -> None:
+        """At interpreter exit; the keeper is the guarantee, this is the courtesy."""
+        for group in list(self._groups):
+            group.shutdown()
+
+    def forget(self) -> None:
+        """In a forked child, which owns nothing: the parent's groups go on."""
+        supervisor = self._supervisor
+        self.__init__()  # type: ignore[misc]  (the lock may have been held by a thread that is not here)
+        if supervisor is not None:
+            supervisor.abandon()
+
+
+_shared = _Shared()
+os.register_at_fork(after_in_child=_shared.forget)
+
+
+class WorkerGroup:
+    """Workers that are started, watched and stopped together.
+
+    Methods are safe from any thread, callbacks included. Used as a context manager it starts,
+    waits until ready (for at most `start_cap_s`) and always stops.
+
+    Args:
+        name: The group's name in reports.
+        specs: One `WorkerSpec` per worker.
+        escalation: The steps of a stop.
+        policy: What the death of one means for the others.
+        start_s: How long a starting worker may say nothing (seconds); every `ctx.progress`
+            begins the budget anew.
+        start_cap_s: How long a start may take in all (seconds), whatever is said.
+        supervisor: Whose loop drives the group; by default the one this process shares.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        specs: Sequence[WorkerSpec],
+        *,
+        escalation: Escalation | None = None,
+        policy: Policy = Policy.ONE_FOR_ALL,
+        start_s: float = 300.0,
+        start_cap_s: float = 3600.0,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        if not specs:
+            raise ValueError(f"group {name!r} needs at least one worker")
+        for what, budget in (("start_s", start_s), ("start_cap_s", start_cap_s)):
+            if math.isnan(budget) or budget <= 0:
+                raise ValueError(f"{what} must be a number of seconds > 0, not {budget!r}")
+        self.name = name
+        self.escalation = escalation or Escalation()
+        self._core = GroupCore(name, specs, self.escalation, policy, start_s, start_cap_s)
+        names = [member.name for member in self._core.members]
+        if len(set(names)) != len(names):
+            raise ValueError(f"the workers of group {name!r} need different names: {names}")
+        self._start_cap_s = start_cap_s
+        self._given = supervisor
+        self._supervisor: Supervisor | None = None
+        self._owner_pid = os.getpid()
+        self._early: list[Callable[[Cause], None]] = []
+
+    # -- what it is
+
+    @property
+    def state(self) -> GroupState:
+        """Where the group is in its life."""
+        return self._core.state
+
+    @property
+    def cause(self) -> Cause | None:
+        """The first fault, once there was one."""
+        return self._core.cause
+
+    @property
+    def workers(self) -> tuple[WorkerView, ...]:
+        """The workers, by rank."""
+        return tuple(WorkerView(member) for member in self._core.members)
+
+    @property
+    def survivors(self) -> tuple[Survivor, ...]:
+        """What is still alive after a stop, with the evidence of now."""
+        return tuple(self._core.survivors())
+
+    @property
+    def report(self) -> ShutdownReport | None:
+        """The account of the last stop."""
+        return self._core.report
+
+    def supervised_by(self, supervisor: Supervisor) -> bool:
+        """Whether this supervisor drives the group."""
+        return self._supervisor is supervisor
+
+    def __repr__(self) -> str:
+        return f"<WorkerGroup {self.name} {self.state.value}: {list(self.workers)}>"
+
+    # -- start
+
+    def start(self) -> None:
+        """Start every worker; returns at once. `LifecycleError` when it was started before."""
+        self._check_owner()
+        if self._supervisor is not None or self.state is not GroupState.NEW:
+            raise LifecycleError(f"group {self.name!r} was started before")
+        supervisor = self._given or _shared.acquire(self)
+        self._supervisor = supervisor
+        waiter = _Waiter()
+        core, early = self._core, list(self._early)
+
+        def begin() -> None:
+            for callback in early:
+                core.on_failure(callback)
+            try:
+                supervisor.add(core)
+            finally:
+                waiter.wake()
+
+        supervisor.post(begin)
+        # The descriptors in the specs are the caller's again once they have been duplicated.
+        waiter.wait(Deadline.after(_ANSWER_S))
+
+    def wait_ready(self, by: Deadline) -> None:
+        """Wait until every worker has said ready.
+
+        `StartupError` when one failed, ended or was too late; its peers are gone by then.
+        """
+        supervisor = self._running()
+        waiter = _Waiter()
+        core = self._core
+        supervisor.post(lambda: core.when_ready(waiter.wake))
+        try:
+            if not waiter.wait(by):
+                supervisor.post(core.start_overdue)
+                waiter.wait(Deadline.after(self._longest_stop_s()))
+        except BaseException:
+            self.shutdown(first=Action.SIGTERM)
+            raise
+        if self.state is not GroupState.READY:
+            report = self.shutdown()
+            nobody = Cause(self.name, None, "starting", "was stopped", None, ())
+            raise StartupError(self.cause or nobody, report)
+
+    def on_failure(self, callback: Callable[[Cause], None]) -> None:
+        """Have `callback` called once, at once, with the first fault; a late one is replayed.
+
+        It runs on a thread of its own and may call `shutdown()`.
+        """
+        if self._supervisor is None:
+            self._early.append(callback)
+        else:
+            core = self._core
+            self._supervisor.post(lambda: core.on_failure(callback))
+
+    # -- stop
+
+    def shutdown(
+        self, deadline: Deadline | None = None, *, first: Action = Action.DRAIN
+    ) -> ShutdownReport:
+        """Stop every worker and give the account of it; returns by `deadline` + 100 ms.
+
+        Idempotent. A second caller joins the stop in progress, and an earlier deadline or a
+        harsher `first` step only shortens it. Called again with survivors, it takes them up
+        again. A KeyboardInterrupt shortens the stop to SIGKILL and is raised when it is over.
+        `NotStarted` when there was never anything to stop.
+        """
+        self._check_owner()
+        supervisor = self._running()
+        core = self._core
+        if core.state is GroupState.STOPPED and core.report is not None:
+            self._let_go(supervisor)
+            return core.report
+        at_s = math.inf if deadline is None else deadline.at_s
+        waiter = _Waiter()
+        supervisor.post(lambda: core.stop(first, at_s, "shutdown()", waiter.wake))
+        interrupted: BaseException | None = None
+        wait = Deadline.after(self._longest_stop_s())
+        limit = wait if deadline is None else Deadline(max(at_s, time.monotonic()) + _ANSWER_S)
+        while True:
+            try:
+                if waiter.wait(limit):
+                    break
+                raise LifecycleError(f"the supervisor of group {self.name!r} does not answer")
+            except KeyboardInterrupt as error:
+                interrupted = error
+                self.kill()
+        if core.report is None:
+            raise LifecycleError(f"group {self.name!r} has stopped without an account")
+        report = core.report
+        if core.state is GroupState.STOPPED:
+            self._let_go(supervisor)
+        if interrupted is not None:
+            raise interrupted
+        return report
+
+    def kill(self) -> None:
+        """Shorten a stop to SIGKILL now, or begin one with it; does not wait."""
+        supervisor, core = self._running(), self._core
+        if not core.over:
+            supervisor.post(lambda: core.stop(Action.SIGKILL, math.inf, "kill()"))
+
+    def _let_go(self, supervisor: Supervisor) -> None:
+        """Give back what the group held; once, however often it is stopped."""
+        core = self._core
+        supervisor.post(lambda: supervisor.drop(core))
+        if self._given is None:
+            _shared.release(self, supervisor)
+
+    def _longest_stop_s(self) -> float:
+        budget = max(member.budget_s for member in self._core.members)
+        return self.escalation.total_s + budget + 60.0  # 60: the teardown of 300 GiB
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise NotStarted(f"group {self.name!r} was never started")
+        return self._supervisor
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise LifecycleError(
+                f"group {self.name!r} belongs to process {self._owner_pid}; a forked child owns nothing"
+            )
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.wait_ready(Deadline.after(self._start_cap_s))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() == self._owner_pid:
+            self.shutdown()
+
+
+class _Waiter:
+    """One thread's wait for the supervisor's word.
+
+    A bare lock: the supervisor only ever releases it, so that no interrupt of the waiting
+    thread can leave anything behind that the supervisor could hang on.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        """End the wait; called once, on the supervisor's thread."""
+        self._lock.release()
+
+    def wait(self, by: Deadline) -> bool:
+        """Wait for the word until `by`; whether it came."""
+        left = min(by.left_s(), threading.TIMEOUT_MAX)
+        return self._lock.acquire(timeout=left)

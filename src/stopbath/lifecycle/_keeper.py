@@ -1,0 +1,363 @@
+"""The keeper: the parent of all workers. It spawns, reaps, adopts and ends what is left.
+
+One small single-threaded process that never runs user code, in a session of its own, child
+subreaper. Run by path with `python -I -S` for a program, forked by the guardian for `serve` and
+`run`. It needs no worker to be well-behaved and no client to be alive:
+
+* a client (the program, the guardian, the server) whose socket ends or whose pidfd says dead
+  loses all its workers at once; with the first client, the root, everything ends;
+* what a dead worker leaves behind comes back to the keeper, because every living worker is a
+  subreaper of its own; the keeper kills it in passes until a pass finds nothing new.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+
+if __name__ == "__main__":  # run by path, without site: let the package be found beside it
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+
+from stopbath.lifecycle._channel import Channel, Frame
+from stopbath.lifecycle._errors import Exit, ProtocolError
+from stopbath.lifecycle._process import (
+    ProcessRef,
+    become_subreaper,
+    children,
+    dup_high,
+    kill_own_group_of,
+    peek_exit,
+    read_stat,
+    reap,
+    reap_pid,
+)
+
+__all__ = ["Keeper", "run"]
+
+
+class _Client:
+    """Who may ask for workers, and loses them when it ends."""
+
+    __slots__ = ("channel", "ref", "root")
+
+    def __init__(self, channel: Channel, ref: ProcessRef | None, *, root: bool) -> None:
+        self.channel, self.ref, self.root = channel, ref, root
+
+
+class _Child:
+    """A process this keeper spawned."""
+
+    __slots__ = ("client", "exit", "id", "name", "ref")
+
+    def __init__(self, client: _Client, ident: int, name: str, ref: ProcessRef) -> None:
+        self.client, self.id, self.name, self.ref = client, ident, name, ref
+        self.exit: Exit | None = None  # known once dead; it stays here until its strays have ended
+
+
+class _Stray:
+    """A process that a dead worker left, killed and awaited."""
+
+    __slots__ = ("argv", "ref")
+
+    def __init__(self, ref: ProcessRef, argv: str) -> None:
+        self.ref, self.argv = ref, argv
+
+
+class Keeper:
+    """The loop. `run` is the only caller."""
+
+    def __init__(self, sock: socket.socket, root: ProcessRef | None, wake_fd: int) -> None:
+        self._poll = select.poll()
+        self._clients: dict[int, _Client] = {}  # by socket
+        self._children: dict[int, _Child] = {}  # by pid, until reaped
+        self._dead: list[_Child] = []  # reaped; their strays are still ending
+        self._strays: dict[int, _Stray] = {}  # by pid
+        self._ended: list[Frame] = []  # strays that have ended since the last word about them
+        self._wake_fd = wake_fd
+        self._poll.register(wake_fd, select.POLLIN)
+        self._root = self._admit(Channel(sock), root, root=True)
+
+    def loop(self) -> None:
+        """Serve until the root client is gone and nothing is left."""
+        while self._clients or self._children or self._strays:
+            for fd, _ in self._poll.poll():
+                self._dispatch(fd)
+
+    def dismiss_all(self) -> None:
+        """End everything, as if every client were gone."""
+        for client in list(self._clients.values()):
+            self._dismiss(client)
+
+    def _dispatch(self, fd: int) -> None:
+        if fd == self._wake_fd:
+            _empty(fd)
+            self._adopt()
+            return
+        client = self._clients.get(fd)
+        if client is not None:
+            self._serve(client)
+            return
+        for client in list(self._clients.values()):
+            if client.ref is not None and client.ref.fileno() == fd:
+                self._dismiss(client)
+        for child in list(self._children.values()):
+            if child.ref.fileno() == fd:
+                self._bury(child)
+
+    # -- clients
+
+    def _admit(self, channel: Channel, ref: ProcessRef | None, *, root: bool) -> _Client:
+        client = _Client(channel, ref, root=root)
+        self._clients[channel.fileno()] = client
+        self._poll.register(channel.fileno(), select.POLLIN)
+        if ref is not None:
+            self._poll.register(ref.fileno(), select.POLLIN)
+        return client
+
+    def _serve(self, client: _Client) -> None:
+        try:
+            frames = client.channel.receive()
+        except ProtocolError:  # a client that talks nonsense is as good as dead
+            self._dismiss(client)
+            return
+        for frame, fds in frames:
+            try:
+                self._spawn(client, frame, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        if client.channel.eof:
+            self._dismiss(client)
+        else:
+            self._flush(client)
+
+    def _dismiss(self, client: _Client) -> None:
+        """End everything a client that is gone had asked for; with the root, everything."""
+        if self._clients.pop(client.channel.fileno(), None) is None:
+            return
+        self._poll.unregister(client.channel.fileno())
+        if client.ref is not None:
+            self._poll.unregister(client.ref.fileno())
+            client.ref.close()
+        client.channel.close()
+        for child in self._children.values():
+            if child.client is client or client.root:
+                child.ref.send(signal.SIGKILL)
+        if client.root:
+            for other in list(self._clients.values()):
+                self._dismiss(other)
+
+    def _tell(self, client: _Client, frame: Frame, fds: tuple[int, ...] = ()) -> None:
+        """Send to a client, and to the root too, which wants to know what became of all."""
+        for to in {client, self._root}:
+            if to.channel.eof:
+                continue
+            try:
+                to.channel.send({**frame, "mine": to is client}, fds)
+            except (BrokenPipeError, ProtocolError):
+                continue  # its end arrives as an event of its own
+            self._flush(to)
+
+    def _flush(self, client: _Client) -> None:
+        try:
+            done = client.channel.flush()
+        except BrokenPipeError:
+            return  # its end arrives as an event of its own
+        mask = select.POLLIN if done else select.POLLIN | select.POLLOUT
+        self._poll.modify(client.channel.fileno(), mask)
+
+    # -- spawning
+
+    def _spawn(self, client: _Client, frame: Frame, fds: list[int]) -> None:
+        """Start one process: own session, default handlers, unblocked mask, only the listed fds."""
+        ident, name, env = int(frame["id"]), str(frame["name"]), dict(frame["env"])
+        targets = [int(target) for target in frame["fds"]]
+        argv = [*map(str, frame["argv"]), *([str(os.getpid())] if frame["worker"] else [])]
+        pair: tuple[socket.socket, socket.socket] | None = None
+        own: list[int] = []
+        try:
+            if frame["keeper_fd"] is not None:  # the new process may ask for workers itself
+                pair = socket.socketpair()
+                own.append(dup_high(pair[1].fileno()))
+                targets = [int(frame["keeper_fd"]), *targets]
+            own += [dup_high(fd) for fd in fds]
+            actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+                (os.POSIX_SPAWN_DUP2, source, target)
+                for source, target in zip(own, targets, strict=True)
+            ]
+            if frame["worker"]:
+                actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_resettable(frame["ignore"]),
+            )
+            # A child keeps its pid until we reap it: the pidfd cannot miss it.
+            ref = ProcessRef.open(pid)
+        except OSError as error:
+            self._tell(
+                client, {"ev": "failed", "id": ident, "errno": error.errno or 0, "why": str(error)}
+            )
+            if pair is not None:
+                pair[0].close()
+            return
+        finally:
+            for fd in own:
+                os.close(fd)
+            if pair is not None:
+                pair[1].close()
+        child = self._children[pid] = _Child(client, ident, name, ref)
+        self._poll.register(ref.fileno(), select.POLLIN)
+        if pair is not None:
+            self._admit(Channel(pair[0]), ProcessRef.open(pid, ref.start), root=False)
+        self._tell(
+            client,
+            {"ev": "spawned", "id": ident, "name": name, "pid": pid, "start": ref.start},
+            (child.ref.fileno(),),
+        )
+
+    # -- ends
+
+    def _bury(self, child: _Child) -> None:
+        """A child is dead: tell its status, kill its group while the zombie holds the number, reap."""
+        try:
+            child.exit = peek_exit(child.ref) or Exit()
+        except ChildProcessError:
+            child.exit = Exit()
+        self._tell(child.client, {"ev": "exited", **self._facts(child)})
+        kill_own_group_of(child.ref)
+        self._poll.unregister(child.ref.fileno())
+        reap(child.ref)
+        child.ref.close()
+        del self._children[child.ref.pid]
+        self._dead.append(child)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """One pass: reap what has died, kill what is new; when nothing is left, say so.
+
+        Called again by SIGCHLD for every stray that ends, so the passes go on until one finds
+        nothing: a fork that raced with this pass is found in the one its parent's end brings.
+        """
+        for pid in children():
+            if pid in self._children:
+                continue
+            stat = read_stat(pid)
+            if stat is not None and stat.state == "Z":
+                self._lay_to_rest(pid)
+            elif pid not in self._strays:
+                self._end_stray(pid)
+        if self._dead and not self._strays:
+            for child in self._dead:
+                self._tell(
+                    child.client, {"ev": "gone", "strays": self._ended, **self._facts(child)}
+                )
+                self._ended = []
+            self._dead.clear()
+
+    def _end_stray(self, pid: int) -> None:
+        argv = _argv(pid)
+        try:
+            ref = ProcessRef.open(pid)
+        except ProcessLookupError:
+            return
+        self._strays[pid] = _Stray(ref, argv)
+        ref.send(signal.SIGKILL)
+        self._announce_strays()
+
+    def _lay_to_rest(self, pid: int) -> None:
+        stray = self._strays.pop(pid, None)
+        reap_pid(pid)
+        if stray is not None:
+            stray.ref.close()
+            self._ended.append({"pid": pid, "argv": stray.argv, "outcome": "killed"})
+
+    def _announce_strays(self) -> None:
+        """Name the strays that are still ending, for the account of a stop that cannot wait."""
+        left = [{"pid": pid, "argv": stray.argv} for pid, stray in self._strays.items()]
+        for client in {child.client for child in self._dead}:
+            self._tell(client, {"ev": "strays", "left": left})
+
+    @staticmethod
+    def _facts(child: _Child) -> Frame:
+        end = child.exit or Exit()
+        return {
+            "id": child.id,
+            "name": child.name,
+            "pid": child.ref.pid,
+            "code": end.code,
+            "signal": end.signal,
+        }
+
+
+def _resettable(ignored: list[int]) -> list[int]:
+    """Every signal that a new process gets back at its default; what nohup ignored stays so."""
+    keep = {signal.SIGKILL, signal.SIGSTOP, *ignored}
+    return [
+        number for number in range(1, signal.NSIG) if number not in keep and number not in (32, 33)
+    ]
+
+
+def _argv(pid: int) -> str:
+    """Give a stray's command line, shortened, for the report."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return file.read(400).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _empty(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        return
+
+
+def run(sock: socket.socket, parent_pid: int, parent_start: int) -> None:
+    """Be the keeper of the process that holds the other end of `sock`, until it is gone.
+
+    Returns when nothing is left. The keeper arms no parent-death signal: it would shoot the one
+    that has to clean up. SIGTERM and friends are for the guardian; a service manager that sends
+    them to every process must not make the keeper leave before what it keeps.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    wake_in, wake_out = os.pipe()
+    os.set_blocking(wake_in, False)
+    os.set_blocking(wake_out, False)
+    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    become_subreaper()
+    try:
+        root = ProcessRef.open(parent_pid, parent_start)
+    except ProcessLookupError:
+        return  # gone before we looked; nothing was started yet
+    keeper = Keeper(sock, root, wake_in)
+    try:
+        keeper.loop()
+    except BaseException:
+        # A bug here must not leave what this process alone can end.
+        sys.excepthook(*sys.exc_info())
+        keeper.dismiss_all()
+        keeper.loop()
+
+
+def main(argv: list[str]) -> None:
+    """Entry of `python -I -S _keeper.py FD PARENT_PID PARENT_START`."""
+    fd, parent_pid, parent_start = (int(word) for word in argv)
+    os.closerange(fd + 1, 1 << 20)  # what C libraries of the program opened without CLOEXEC
+    run(socket.socket(fileno=fd), parent_pid, parent_start)
+    os._exit(0)  # nothing to finalize, and the client waits for this end
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,195 @@
+"""Processes by identity. Every signal and wait system call of this project is here."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+from typing import NamedTuple
+
+from stopbath.lifecycle._errors import Exit
+
+__all__ = [
+    "ProcessRef",
+    "arm_parent_death",
+    "become_subreaper",
+    "children",
+    "die",
+    "dup_high",
+    "kill_own_group_of",
+    "memory_gib",
+    "peek_exit",
+    "read_stat",
+    "reap",
+    "reap_pid",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Stat(NamedTuple):
+    """What `/proc/PID/stat` says of a process; `start` is in clock ticks since boot."""
+
+    state: str
+    ppid: int
+    pgid: int
+    session: int
+    start: int
+
+
+def read_stat(pid: int | str) -> Stat | None:
+    """Read `/proc/PID/stat`; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  (pathlib costs the keeper 1 MB)
+            # The command name stands in parentheses and may hold spaces and parentheses itself.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+class ProcessRef:
+    """One process, held by pidfd and start time, so that its number can never mean another.
+
+    Owns the pidfd. Works for any process of the same user, not only for children
+    (pidfd_open(2): poll reports the end of any process).
+    """
+
+    __slots__ = ("_fd", "pid", "start")
+
+    def __init__(self, pid: int, fd: int, start: int) -> None:
+        self.pid, self._fd, self.start = pid, fd, start
+
+    @classmethod
+    def open(cls, pid: int, start: int | None = None) -> ProcessRef:
+        """Take hold of a process; `ProcessLookupError` when it is gone or is another by now.
+
+        `start` is the start time it must have; the check comes after the pidfd is open, so
+        that a pid that changed hands in between is noticed.
+        """
+        fd = os.pidfd_open(pid)
+        stat = read_stat(pid)
+        if stat is None or (start is not None and stat.start != start):
+            os.close(fd)
+            raise ProcessLookupError(f"process {pid} is gone")
+        return cls(pid, fd, stat.start)
+
+    def fileno(self) -> int:
+        """Give the pidfd; readable once the process is dead, reaped or not."""
+        return self._fd
+
+    def send(self, number: int) -> bool:
+        """Send a signal; False when the process is gone already."""
+        try:
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def dead(self, wait_s: float = 0.0) -> bool:
+        """Say whether the process is dead (a zombie is), waiting at most `wait_s` for it."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def close(self) -> None:
+        """Let go of the process."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __repr__(self) -> str:
+        return f"<ProcessRef {self.pid} started {self.start}>"
+
+
+def peek_exit(ref: ProcessRef) -> Exit | None:
+    """Read how a dead child ended and leave the zombie, which keeps its pid and group taken."""
+    result = os.waitid(os.P_PIDFD, ref.fileno(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return None if result is None else Exit.from_wait(result.si_code, result.si_status)
+
+
+def reap(ref: ProcessRef) -> None:
+    """Reap a dead child; one that somebody else has reaped is as good."""
+    try:
+        os.waitid(os.P_PIDFD, ref.fileno(), os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def reap_pid(pid: int) -> bool:
+    """Reap the zombie child `pid`; a child's pid is not reused before that."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+    except ChildProcessError:
+        return False
+
+
+def kill_own_group_of(ref: ProcessRef) -> None:
+    """SIGKILL the process group that a dead, not yet reaped session leader led.
+
+    The zombie still holds the number, so it can mean no other group.
+    """
+    try:
+        os.killpg(ref.pid, signal.SIGKILL)  # noqa: TID251  (the one place that may)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def children() -> list[int]:
+    """List the children of this single-threaded process, zombies and adopted ones included."""
+    pid = os.getpid()
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
+            return [int(word) for word in file.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        found = []
+        for name in os.listdir("/proc"):  # noqa: PTH208
+            stat = read_stat(name) if name.isdigit() else None
+            if stat is not None and stat.ppid == pid:
+                found.append(int(name))
+        return found
+
+
+def memory_gib(pid: int) -> float:
+    """Resident memory in GiB; 0 when it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def arm_parent_death(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process `number` when its parent ends (prctl(2)).
+
+    Cleared by fork and by any change of uid or gid; fires on the end of the parent's *thread*.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def become_subreaper() -> None:
+    """Make this process the one to which orphaned descendants come back (prctl(2))."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die() -> None:
+    """End this process as SIGKILL would, because it does."""
+    signal.raise_signal(signal.SIGKILL)
+
+
+_FIRST_HIGH_FD = 64
+
+
+def dup_high(fd: int) -> int:
+    """Duplicate to a number that is in nobody's way when descriptors are laid out for a child."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_HIGH_FD)

@@ -1,0 +1,193 @@
+"""The client's side of the keeper: ask for a process, be told what became of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from stopbath.lifecycle._channel import Channel, Frame
+from stopbath.lifecycle._errors import Exit, KeeperDied
+from stopbath.lifecycle._process import ProcessRef, dup_high, read_stat, reap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "CONTROL_FD",
+    "Gone",
+    "KeeperClient",
+    "SpawnFailed",
+    "Spawned",
+    "StraysLeft",
+    "WorkerExited",
+]
+
+CONTROL_FD = 3
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+
+
+class Spawned(NamedTuple):
+    """A process was started; the receiver owns `ref`."""
+
+    id: int
+    name: str
+    ref: ProcessRef
+    mine: bool
+
+
+class SpawnFailed(NamedTuple):
+    """A process could not be started."""
+
+    id: int
+    errno: int
+    why: str
+
+
+class WorkerExited(NamedTuple):
+    """A process is dead, by its parent's word."""
+
+    id: int
+    name: str
+    pid: int
+    exit: Exit
+    mine: bool
+
+
+class StraysLeft(NamedTuple):
+    """What dead workers left and what is still ending: dicts of pid and argv."""
+
+    left: list[Frame]
+
+
+class Gone(NamedTuple):
+    """A process is reaped and nothing it left is alive; `strays` were ended on the way."""
+
+    id: int
+    name: str
+    pid: int
+    exit: Exit
+    strays: list[Frame]
+    mine: bool
+
+
+Event = Spawned | SpawnFailed | WorkerExited | StraysLeft | Gone
+
+
+class KeeperClient:
+    """The socket to a keeper. Owns it, and the keeper's pidfd when this process started it."""
+
+    def __init__(self, sock: socket.socket, ref: ProcessRef | None) -> None:
+        self.channel = Channel(sock)
+        self.ref = ref
+        self._last_id = 0
+
+    @classmethod
+    def launch(cls) -> KeeperClient:
+        """Start a keeper as a child of this process, in a session of its own.
+
+        Nothing of this interpreter is touched: no handler, no subreaper flag, no start method.
+        """
+        ours, theirs = socket.socketpair()
+        source = dup_high(theirs.fileno())
+        try:
+            me = os.getpid()
+            stat = read_stat(me)
+            assert stat is not None, "/proc is not mounted"  # noqa: S101
+            argv = [
+                sys.executable,
+                *("-I", "-S", os.path.join(_HERE, "_keeper.py")),  # noqa: PTH118
+                *(str(CONTROL_FD), str(me), str(stat.start)),
+            ]
+            pid = os.posix_spawn(
+                argv[0],
+                argv,
+                os.environ,  # noqa: TID251  (passed on, not read)
+                file_actions=[(os.POSIX_SPAWN_DUP2, source, CONTROL_FD)],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=[
+                    number for number in signal.valid_signals() if number not in _UNCATCHABLE
+                ],
+            )
+            return cls(ours, ProcessRef.open(pid))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(source)
+            theirs.close()
+
+    @classmethod
+    def inherited(cls, fd: int) -> KeeperClient:
+        """Use the keeper socket that this process was born with."""
+        return cls(socket.socket(fileno=fd), None)
+
+    def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+        *,
+        worker: bool = True,
+        keeper_fd: int | None = None,
+        ignore: Sequence[int] = (),
+    ) -> int:
+        """Ask for a process; the answer comes as `Spawned` or `SpawnFailed` with this id.
+
+        `fds` maps the child's numbers to ours. A *worker* gets the keeper's pid as its last
+        argument and /dev/null as stdin; any other command keeps the keeper's stdin. Signals in
+        `ignore` stay ignored.
+        """
+        self._last_id += 1
+        frame = {
+            "id": self._last_id,
+            "name": name,
+            "argv": list(argv),
+            "env": dict(env),
+            "fds": list(fds),
+            "keeper_fd": keeper_fd,
+            "worker": worker,
+            "ignore": list(ignore),
+        }
+        try:
+            self.channel.send(frame, list(fds.values()))
+        except BrokenPipeError as error:
+            raise KeeperDied("the keeper is gone: nothing can be started") from error
+        return self._last_id
+
+    def events(self) -> list[Event]:
+        """Read what the keeper has said; `channel.eof` tells when it is gone."""
+        return [_event(frame, fds) for frame, fds in self.channel.receive()]
+
+    def close(self) -> None:
+        """Leave the keeper, which then ends whatever of ours is alive and leaves too.
+
+        Waits for it for at most a second; one that keeps an unkillable process stays with it.
+        """
+        self.channel.close()
+        if self.ref is not None:
+            if self.ref.dead(wait_s=1.0):
+                reap(self.ref)
+            self.ref.close()
+
+
+_UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+
+
+def _event(frame: Frame, fds: list[int]) -> Event:
+    kind, ident = frame["ev"], frame.get("id", 0)
+    if kind == "spawned":
+        ref = ProcessRef(frame["pid"], fds[0], frame["start"])
+        return Spawned(ident, frame["name"], ref, frame["mine"])
+    if kind == "failed":
+        return SpawnFailed(ident, frame["errno"], frame["why"])
+    if kind == "strays":
+        return StraysLeft(frame["left"])
+    end = Exit(frame["code"], frame["signal"])
+    if kind == "exited":
+        return WorkerExited(ident, frame["name"], frame["pid"], end, frame["mine"])
+    return Gone(ident, frame["name"], frame["pid"], end, frame["strays"], frame["mine"])

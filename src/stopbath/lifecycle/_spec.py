@@ -1,0 +1,75 @@
+"""What a worker is to be: a description, checked when it is written down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["WorkerSpec"]
+
+
+class WorkerSpec:
+    """One worker to be started.
+
+    Args:
+        target: `"module:function"`, or a function that pickles by reference. It is called in
+            the new process with a `WorkerContext` first, then `args` and `kwargs`.
+        args: Positional arguments, picklable. They travel once, to the child, in an anonymous
+            file; nothing is ever unpickled on this side.
+        kwargs: Keyword arguments, picklable.
+        name: The name in reports, errors and stderr prefixes; unique in a group.
+        env: Laid over this process's environment.
+        fds: Descriptors the worker inherits, by name; it finds its own numbers in `ctx.fds`.
+            The caller keeps its copies and closes them after `start()`.
+        keeper_access: Whether the worker may start workers of its own through the keeper that
+            started it (`ctx.supervisor()`), which end with it.
+        prefix: Whether the lines of its stderr are forwarded with its name in front.
+        path: Its `sys.path`; by default this process's.
+    """
+
+    __slots__ = (
+        "args",
+        "env",
+        "fds",
+        "keeper_access",
+        "kwargs",
+        "name",
+        "path",
+        "prefix",
+        "target",
+    )
+
+    def __init__(
+        self,
+        target: str | Callable[..., object],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str = "",
+        env: Mapping[str, str] | None = None,
+        fds: Mapping[str, int] | None = None,
+        keeper_access: bool = False,
+        prefix: bool = True,
+        path: Sequence[str] | None = None,
+    ) -> None:
+        if isinstance(target, str):
+            module, _, function = target.partition(":")
+            if not module or not function:
+                raise ValueError(f"a target is 'module:function' or a function, not {target!r}")
+        elif not callable(target):
+            raise TypeError(f"a target is 'module:function' or a function, not {target!r}")
+        self.target = target
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs or {})
+        self.name = name
+        self.env = dict(env or {})
+        self.fds = dict(fds or {})
+        self.keeper_access = keeper_access
+        self.prefix = prefix
+        self.path = None if path is None else list(path)
+
+    def __repr__(self) -> str:
+        target = self.target if isinstance(self.target, str) else self.target.__qualname__
+        return f"<WorkerSpec {self.name or '?'}: {target}>"

@@ -1,0 +1,282 @@
+"""The supervisor: one loop, one selector, everything of every group.
+
+It waits on pidfds, control sockets, stderr pipes, the keeper's socket, a wake-up pipe and the
+next deadline of any group, and wakes up for nothing else. It decides and signals; it neither
+spawns nor reaps, which is the keeper's. It runs on a daemon thread of the program, or on the
+main thread of the guardian.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import selectors
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from stopbath.lifecycle._core import GroupCore
+from stopbath.lifecycle._errors import ProtocolError
+from stopbath.lifecycle._member import Member, forward
+from stopbath.lifecycle._spawn import (
+    Gone,
+    KeeperClient,
+    Spawned,
+    SpawnFailed,
+    StraysLeft,
+    WorkerExited,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stopbath.lifecycle._spawn import Event
+
+__all__ = ["Supervisor"]
+
+_JOIN_S = 2.0
+
+
+class Supervisor:
+    """Drives groups. `start_thread` for a program; `run` for a process that does nothing else."""
+
+    def __init__(self, keeper: KeeperClient) -> None:
+        self.keeper = keeper
+        self.owner_pid = os.getpid()
+        self.on_foreign: Callable[[Event], None] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._groups: list[GroupCore] = []
+        self._by_spawn: dict[int, tuple[GroupCore, Member]] = {}
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._leaving = False
+        self._thread: threading.Thread | None = None
+        self._dispatcher: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
+        self._selector.register(keeper.channel, selectors.EVENT_READ, self._hear_keeper)
+
+    # -- any thread
+
+    def start_thread(self) -> None:
+        """Run the loop on a daemon thread that no signal interrupts."""
+        self._thread = threading.Thread(
+            target=self._run_deaf, name="stopbath-supervisor", daemon=True
+        )
+        self._thread.start()
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Have `command` run on the loop's thread, in order. Takes no lock, never waits."""
+        self._commands.append(command)
+        try:
+            os.write(self._wake_out, b"!")
+        except BlockingIOError:
+            return  # it is awake already
+
+    def close(self) -> None:
+        """Leave: the loop ends, the keeper is let go, threads and descriptors are given back."""
+        self.post(self._leave)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        if self._dispatcher is not None:
+            self._calls.put(None)
+            if self._dispatcher is not threading.current_thread():
+                self._dispatcher.join(_JOIN_S)
+        self.keeper.close()
+        self._close_fds()
+
+    def abandon(self) -> None:
+        """In a forked child: close the copies of the parent's descriptors, and own nothing."""
+        self.keeper.channel.close()
+        if self.keeper.ref is not None:
+            self.keeper.ref.close()
+        for _, member in self._by_spawn.values():
+            member.close()
+        self._close_fds()
+
+    def _close_fds(self) -> None:
+        self._selector.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
+    # -- the loop
+
+    def _run_deaf(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self.run()
+
+    def run(self) -> None:
+        """Drive every group until `close` is called."""
+        while not self._leaving:
+            now = time.monotonic()
+            due = min((self._isolated(group.tick, now) for group in self._groups), default=math.inf)
+            timeout = None if due == math.inf else max(0.0, due - time.monotonic())
+            for key, _ in self._selector.select(timeout):
+                if self._selector.get_map().get(key.fd) is key:  # not taken out by an earlier event
+                    self._isolated(key.data)
+
+    def _isolated(self, action: Callable[..., float | None], *args: Any) -> float:
+        """Do one thing; an error in it is said and stops nothing else."""
+        try:
+            due = action(*args)
+        except Exception:  # noqa: BLE001
+            forward(traceback.format_exc().encode())
+            return time.monotonic() + 1.0  # look again, without spinning
+        return math.inf if due is None else due
+
+    def _woken(self) -> None:
+        try:
+            os.read(self._wake_in, 4096)
+        except BlockingIOError:
+            pass
+        while self._commands:
+            self._isolated(self._commands.popleft())
+
+    def _leave(self) -> None:
+        self._leaving = True
+
+    def call_later(self, callback: Callable[[Any], None], value: Any) -> None:
+        """Run a user's callback on the dispatcher thread, where it may call `shutdown()`."""
+        if self._dispatcher is None:
+            self._dispatcher = threading.Thread(
+                target=self._dispatch, name="stopbath-callbacks", daemon=True
+            )
+            self._dispatcher.start()
+        self._calls.put((callback, value))
+
+    def _dispatch(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while (call := self._calls.get()) is not None:
+            callback, value = call
+            try:
+                callback(value)
+            except Exception:  # noqa: BLE001  (a callback's error is the user's to see, and nobody's to die of)
+                traceback.print_exc()
+
+    # -- groups (loop's thread)
+
+    def add(self, group: GroupCore) -> None:
+        """Take a group in and start it."""
+        self._groups.append(group)
+        group.start(self)
+
+    def drop(self, group: GroupCore) -> None:
+        """Forget a group that is over."""
+        if group in self._groups:
+            self._groups.remove(group)
+        for ident in [i for i, (owner, _) in self._by_spawn.items() if owner is group]:
+            del self._by_spawn[ident]
+
+    def watch_words(self, group: GroupCore, member: Member) -> None:
+        """Listen to a worker's control socket and stderr from now on."""
+        self._by_spawn[member.spawn_id] = (group, member)
+        assert member.channel is not None  # noqa: S101
+        self._selector.register(
+            member.channel, selectors.EVENT_READ, lambda: self._hear(group, member)
+        )
+        self._selector.register(
+            member.stderr_fd, selectors.EVENT_READ, lambda: self._read_words(member)
+        )
+
+    def watch_death(self, group: GroupCore, member: Member) -> None:
+        """Watch a worker's pidfd from now on."""
+        assert member.ref is not None  # noqa: S101
+        self._selector.register(
+            member.ref, selectors.EVENT_READ, lambda: group.died(member, time.monotonic())
+        )
+
+    def unwatch_death(self, member: Member) -> None:
+        """The pidfd has said what it has to say."""
+        self._unregister(member.ref)
+
+    def unwatch_words(self, member: Member) -> None:
+        """Take the last words, then stop listening."""
+        if member.stderr_fd >= 0:
+            self._read_words(member)
+        self._unregister(member.channel)
+        if member.stderr_fd >= 0:
+            self._unregister(member.stderr_fd)
+
+    def unwatch(self, member: Member) -> None:
+        """Stop watching anything of a worker."""
+        self.unwatch_words(member)
+        self.unwatch_death(member)
+
+    def _unregister(self, fileobj: Any) -> None:
+        if fileobj is None:
+            return
+        try:
+            self._selector.unregister(fileobj)
+        except (KeyError, ValueError):
+            return  # was never watched, or is already taken out
+
+    def hear_out(self, group: GroupCore, member: Member) -> None:
+        """Take everything a dead worker had still said, stderr first."""
+        if member.stderr_fd >= 0:
+            self._read_words(member)
+        if member.channel is not None and not member.channel.eof:
+            self._hear(group, member)
+
+    def _read_words(self, member: Member) -> None:
+        fd = member.stderr_fd
+        forward(member.read_stderr())
+        if member.stderr_fd < 0:
+            self._unregister(fd)
+
+    def _hear(self, group: GroupCore, member: Member) -> None:
+        assert member.channel is not None  # noqa: S101
+        try:
+            frames = member.channel.receive()
+        except ProtocolError as error:
+            self._unregister(member.channel)
+            member.channel.close()
+            group.fault(member, f"broke the protocol: {error}")
+            return
+        if member.channel.eof:
+            self._unregister(member.channel)  # its pidfd tells the rest
+        for frame, fds in frames:
+            for fd in fds:
+                os.close(fd)
+            self._isolated(group.frame, member, frame)
+
+    def _hear_keeper(self) -> None:
+        try:
+            events = self.keeper.events()
+        except ProtocolError as error:
+            forward(f"stopbath: the keeper broke the protocol: {error}\n".encode())
+            self.keeper.channel.eof = True
+            events = []
+        for event in events:
+            self._isolated(self._from_keeper, event)
+        if self.keeper.channel.eof:
+            self._unregister(self.keeper.channel)
+            for group in list(self._groups):
+                self._isolated(group.keeper_died)
+
+    def _from_keeper(self, event: Event) -> None:
+        if isinstance(event, StraysLeft):
+            for group in self._groups:
+                group.strays_left(event.left)
+            return
+        mine = isinstance(event, SpawnFailed) or event.mine
+        if not mine or event.id not in self._by_spawn:
+            if self.on_foreign is not None:
+                self.on_foreign(event)
+            if isinstance(event, Spawned):
+                event.ref.close()
+            return
+        group, member = self._by_spawn[event.id]
+        if isinstance(event, Spawned):
+            group.spawned(member, event.ref)
+        elif isinstance(event, SpawnFailed):
+            group.spawn_failed(member, event.why)
+        elif isinstance(event, WorkerExited):
+            group.status(member, event.exit, time.monotonic())
+        elif isinstance(event, Gone):
+            group.gone(member, event.strays)
