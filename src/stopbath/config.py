@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -40,6 +41,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_images: int = 16  # n of one request
     max_steps: int = 1000
     max_body_bytes: int = 1 << 20
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use for the model."""
+        return self.served_name or PurePath(self.model).name
 
     def checked(self) -> ServeConfig:
         """Give itself when it can be, else `UsageError` with one line that says what cannot."""
