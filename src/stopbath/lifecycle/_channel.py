@@ -38,7 +38,7 @@ class Channel:
     __slots__ = ("_fds_in", "_in", "_out", "_queued", "_sock", "eof")
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)  # noqa: FBT003
+        sock.setblocking(False)
         self._sock = sock
         self._in = bytearray()
         self._fds_in: deque[int] = deque()

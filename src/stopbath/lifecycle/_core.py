@@ -65,6 +65,7 @@ class GroupCore:
         ]
         self.cause: Cause | None = None
         self.report: ShutdownReport | None = None
+        self.was_ready = False
         self._start_s, self._start_cap_s = start_s, start_cap_s
         self._sup: Supervisor | None = None
         self._callbacks: list[Callable[[Cause], None]] = []
@@ -146,6 +147,7 @@ class GroupCore:
             member.move(WorkerEvent.READY)
             if all(m.state is WorkerState.READY for m in self.members):
                 self._move(GroupEvent.ALL_READY)
+                self.was_ready = True
                 self._release(self._ready_waiters)
         elif kind == "failed":
             member.phase = str(frame["phase"])
@@ -439,6 +441,10 @@ class GroupCore:
             self._ready_waiters.append(done)
         else:
             done()
+
+    def when_over(self, done: Callable[[], None]) -> None:
+        """Call `done` once a stop, whoever begins it, is over."""
+        self._over_waiters.append(done)
 
     @staticmethod
     def _release(waiters: list[Callable[[], None]]) -> None:

@@ -132,8 +132,9 @@ class _Shared:
 
     def forget(self) -> None:
         """In a forked child, which owns nothing: the parent's groups go on."""
-        supervisor = self._supervisor
-        self.__init__()  # type: ignore[misc]  (the lock may have been held by a thread that is not here)
+        supervisor, self._supervisor = self._supervisor, None
+        self._groups = set()
+        self._lock = threading.Lock()  # the old one may be held by a thread that is not here
         if supervisor is not None:
             supervisor.abandon()
 
@@ -250,17 +251,17 @@ class WorkerGroup:
 
         `StartupError` when one failed, ended or was too late; its peers are gone by then.
         """
-        supervisor = self._running()
-        waiter = _Waiter()
-        core = self._core
-        supervisor.post(lambda: core.when_ready(waiter.wake))
-        try:
-            if not waiter.wait(by):
-                supervisor.post(core.start_overdue)
-                waiter.wait(Deadline.after(self._longest_stop_s()))
-        except BaseException:
-            self.shutdown(first=Action.SIGTERM)
-            raise
+        supervisor, core = self._running(), self._core
+        if not core.over:
+            waiter = _Waiter()
+            supervisor.post(lambda: core.when_ready(waiter.wake))
+            try:
+                if not waiter.wait(by):
+                    supervisor.post(core.start_overdue)
+                    waiter.wait(Deadline.after(self._longest_stop_s()))
+            except BaseException:
+                self.shutdown(first=Action.SIGTERM)
+                raise
         if self.state is not GroupState.READY:
             report = self.shutdown()
             nobody = Cause(self.name, None, "starting", "was stopped", None, ())

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from stopbath.lifecycle._errors import Cause, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["Outcome", "ShutdownReport", "StepTaken", "Survivor", "WorkerReport", "render"]
+__all__ = [
+    "Outcome",
+    "ShutdownReport",
+    "StepTaken",
+    "Survivor",
+    "WorkerReport",
+    "merge",
+    "render",
+    "write_report",
+]
 
 SCHEMA = "stopbath.shutdown/1"
 
 Outcome = Literal["drained", "terminated", "killed", "exited", "survived"]
+
+
+_OBEYED = ("drained", "terminated", "exited")
 
 
 class StepTaken(NamedTuple):
@@ -85,7 +99,7 @@ class ShutdownReport(NamedTuple):
         return (
             self.cause is None
             and not self.survivors
-            and all(worker.outcome in {"drained", "exited"} for worker in self.workers)
+            and all(worker.outcome in _OBEYED for worker in self.workers)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,29 +140,115 @@ def cause_dict(cause: Cause | None) -> dict[str, Any] | None:
     }
 
 
+def merge(
+    outer: dict[str, Any],
+    inner: dict[str, Any] | None,
+    foreign: list[dict[str, Any]],
+    strays: list[dict[str, Any]],
+    *,
+    run_id: str,
+    asked_by: str,
+) -> dict[str, Any]:
+    """Make one account of a run from the guardian's own and the server's.
+
+    `inner` is what the server handed over before it left: `groups`, `cause` and
+    `unfinished_requests`. Without it (the server was killed) the ranks are accounted for by
+    `foreign`, what the keeper told of them.
+    """
+    groups = inner["groups"] if inner else []
+    workers = list(outer["workers"])
+    for group in groups:
+        workers += group["workers"]
+    known = {worker["pid"] for worker in workers}
+    workers += [_killed(it, len(known)) for it in foreign if it["pid"] not in known]
+    cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
+    survivors = outer["survivors"] + [one for group in groups for one in group["survivors"]]
+    all_strays = outer["strays"] + strays
+    seen = {stray["pid"] for stray in all_strays}
+    all_strays += [it for group in groups for it in group["strays"] if it["pid"] not in seen]
+    return outer | {
+        "run_id": run_id,
+        "groups": [outer["group"], *(group["group"] for group in groups)],
+        "cause": cause,
+        "asked_by": asked_by if asked_by != "nobody" or cause is None else "a fault",
+        "clean": cause is None
+        and not survivors
+        and all(worker["outcome"] in _OBEYED for worker in workers),
+        "unfinished_requests": inner["unfinished_requests"] if inner else None,
+        "workers": workers,
+        "strays": all_strays,
+        "survivors": survivors,
+        "swept": {},
+        "devices": [],
+    }
+
+
+def _killed(told: dict[str, Any], rank: int) -> dict[str, Any]:
+    end = None if told["exit"] is None else Exit(**told["exit"])
+    return WorkerReport(
+        told["name"], rank, told["pid"], "killed" if end else "survived", end, (), None, ()
+    ).to_dict()
+
+
+def write_report(path: str, report: dict[str, Any]) -> str | None:
+    """Write a report, beside its target and renamed; gives what went wrong, or None.
+
+    A target that is no regular file, or cannot be renamed over (a bind-mounted
+    /dev/termination-log), is written in place.
+    """
+    data = json.dumps(report, indent=2).encode() + b"\n"
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        if not os.path.exists(path) or stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH110, PTH116
+            try:
+                _write(beside, data)
+                os.replace(beside, path)  # noqa: PTH105
+            except OSError:
+                _remove(beside)
+            else:
+                return None
+        _write(path, data)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:  # noqa: PTH123
+        file.write(data)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)  # noqa: PTH108
+    except OSError:
+        return  # was never made
+
+
 def render(report: dict[str, Any], width: int = 80) -> list[str]:
-    """Lay a report out in plain lines of at most `width` columns, for a person to read."""
+    """Lay a report out in plain lines for a person; table rows are cut to `width` columns."""
     state = "clean" if report["clean"] else "NOT clean"
-    lines = [f"stopped in {report['duration_s']:.2f} s, {state} ({report['asked_by']})"]
+    lines = [f"stopped in {report['duration_s']:.2f} s, {state} (asked by {report['asked_by']})"]
     if report["cause"]:
         lines.append(f"cause: {report['cause']['message']}")
     if report.get("unfinished_requests"):
         lines.append(f"unfinished requests: {report['unfinished_requests']}")
+    rows = []
     for worker in report["workers"]:
-        ended = "still alive" if worker["ended_at_s"] is None else f"{worker['ended_at_s']:7.3f} s"
+        at = "" if worker["ended_at_s"] is None else f"{worker['ended_at_s']:.3f} s"
         end = "" if worker["exit"] is None else str(Exit(**worker["exit"]))
-        lines.append(
-            f"  {worker['name']:<20.20} pid {worker['pid'] or '-':<8} {worker['outcome']:<11}"
-            f"{ended:>11}  {end}"
+        rows.append(
+            f"  {worker['name']:<20.20} {worker['pid'] or '-':>8} {worker['outcome']:<10} "
+            f"{at:>9}  {end}"
         )
-    lines += _listed("stray", report["strays"], lambda it: f"{it['outcome']:<11}{it['argv']}")
-    lines += _listed(
+    rows += _listed("stray", report["strays"], lambda it: f"{it['outcome']:<10} {it['argv']}")
+    rows += _listed(
         "survivor",
         report["survivors"],
         lambda it: f"{it['name']} in state {it['state']} {it['wchan']}",
     )
-    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+    return lines + [row if len(row) <= width else row[: width - 1] + "…" for row in rows]
 
 
-def _listed(kind: str, items: Iterable[dict[str, Any]], say: Any) -> list[str]:
-    return [f"  {kind:<20} pid {item['pid']:<8} {say(item)}" for item in items]
+def _listed(kind: str, items: Iterable[dict[str, Any]], say: Callable[[Any], str]) -> list[str]:
+    return [f"  {kind:<20} {item['pid']:>8} {say(item)}" for item in items]

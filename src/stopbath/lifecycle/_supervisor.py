@@ -8,11 +8,13 @@ main thread of the guardian.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
 import selectors
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -52,9 +54,10 @@ class Supervisor:
         self._commands: deque[Callable[[], None]] = deque()
         self._groups: list[GroupCore] = []
         self._by_spawn: dict[int, tuple[GroupCore, Member]] = {}
-        self._wake_in, self._wake_out = os.pipe()
-        os.set_blocking(self._wake_in, False)
-        os.set_blocking(self._wake_out, False)
+        # Sockets, not a pipe: a post that races with close fails, and never hits a reused number.
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
         self._leaving = False
         self._thread: threading.Thread | None = None
         self._dispatcher: threading.Thread | None = None
@@ -74,14 +77,13 @@ class Supervisor:
     def post(self, command: Callable[[], None]) -> None:
         """Have `command` run on the loop's thread, in order. Takes no lock, never waits."""
         self._commands.append(command)
-        try:
-            os.write(self._wake_out, b"!")
-        except BlockingIOError:
-            return  # it is awake already
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            self._wake_out.send(b"!")
 
     def close(self) -> None:
         """Leave: the loop ends, the keeper is let go, threads and descriptors are given back."""
-        self.post(self._leave)
+        with contextlib.suppress(OSError):  # closed before
+            self.post(self.leave)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._dispatcher is not None:
@@ -102,8 +104,8 @@ class Supervisor:
 
     def _close_fds(self) -> None:
         self._selector.close()
-        os.close(self._wake_in)
-        os.close(self._wake_out)
+        self._wake_in.close()
+        self._wake_out.close()
 
     # -- the loop
 
@@ -131,15 +133,18 @@ class Supervisor:
         return math.inf if due is None else due
 
     def _woken(self) -> None:
-        try:
-            os.read(self._wake_in, 4096)
-        except BlockingIOError:
-            pass
+        with contextlib.suppress(BlockingIOError):
+            self._wake_in.recv(4096)
         while self._commands:
             self._isolated(self._commands.popleft())
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """End the loop; called on its own thread."""
         self._leaving = True
+
+    def watch_fd(self, fd: int, action: Callable[[], None]) -> None:
+        """Call `action` whenever `fd` is readable; for the process whose main thread this is."""
+        self._selector.register(fd, selectors.EVENT_READ, action)
 
     def call_later(self, callback: Callable[[Any], None], value: Any) -> None:
         """Run a user's callback on the dispatcher thread, where it may call `shutdown()`."""
