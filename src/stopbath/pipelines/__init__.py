@@ -1,1 +1,1 @@
-"""Models: diffusers pipelines, and the small one that ships in the package."""
+"""Pipelines: diffusers checkpoints, run as they are or shared by the ranks of a replica."""

@@ -72,7 +72,7 @@ class Channel(Generic[M]):
         max_queued_frames: int = MAX_QUEUED_FRAMES,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
-        sock.setblocking(False)  # noqa: FBT003  (its only signature)
+        sock.setblocking(False)
         self._sock = sock
         self._codec: Codec[M] = Codec(receives, pack=pack, unpack=unpack)
         self._max_frame = max_frame

@@ -1,1 +1,1 @@
-"""A rank: loads the model, answers calls, cancels between steps."""
+"""Ranks: one process per device that holds a model and answers calls."""

@@ -1,0 +1,85 @@
+"""What a rank has been told and has not done yet; filled by the reader, emptied by the loop."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from stopbath.lifecycle import Deadline
+from stopbath.messages import Call, Cancel
+
+if TYPE_CHECKING:
+    from stopbath.messages import ToRank
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """Calls in the order they came, and what is known of them. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: deque[Call] = deque()
+        self._open: dict[int, Deadline] = {}  # queued or running
+        self._cancelled: set[int] = set()  # a subset of those
+        self._stopping = False
+        self.ended: str | None = None
+        """Why nothing more can come, once it cannot."""
+
+    def put(self, message: ToRank) -> None:
+        """Take in one message. The cancel of an unknown or finished call is dropped."""
+        with self._changed:
+            if isinstance(message, Call):
+                left = (
+                    Deadline.never() if message.left_s is None else Deadline.after(message.left_s)
+                )
+                self._calls.append(message)
+                self._open[message.id] = left
+                self._changed.notify_all()
+            elif isinstance(message, Cancel) and message.id in self._open:
+                self._cancelled.add(message.id)
+
+    def end(self, why: str) -> None:
+        """Note that the server is gone or not understood; the first reason stays."""
+        with self._changed:
+            self.ended = self.ended or why
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Note that the rank is asked to leave once it has finished what it accepted."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def next(self) -> Call | None:
+        """Wait for the next call; None when there is none and none should come.
+
+        Idle ranks sleep here, without a time limit on purpose (no cost when idle): a stop, the
+        channel's end and the server's death all end the wait, the last by SIGKILL.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls or self._stopping or self.ended)
+            if self.ended or not self._calls:
+                return None
+            return self._calls.popleft()
+
+    def wait_over(self, by: Deadline) -> bool:
+        """Wait until a stop or the channel's end; whether it came by `by`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping or bool(self.ended), by.left_s())
+
+    def given_up(self, call_id: int) -> bool:
+        """Whether nobody wants the call any more: cancelled, too late, or no server."""
+        deadline = self._open.get(call_id)
+        return (
+            self.ended is not None
+            or call_id in self._cancelled
+            or (deadline is not None and deadline.passed)
+        )
+
+    def done(self, call_id: int) -> None:
+        """Forget a call."""
+        with self._changed:
+            self._open.pop(call_id, None)
+            self._cancelled.discard(call_id)

@@ -1,0 +1,112 @@
+"""Where a rank begins; named "stopbath.worker.main:main" by whoever starts it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stopbath.config import ServeConfig
+from stopbath.worker.loop import RankLoop
+
+if TYPE_CHECKING:
+    from stopbath.lifecycle import StopNotice, WorkerContext
+    from stopbath.worker.rank import Rank
+
+__all__ = ["main"]
+
+
+def main(
+    ctx: WorkerContext, config: dict[str, Any], rank: int, world_size: int, rendezvous: str
+) -> None:
+    """Load the model, report ready, answer calls until told to stop or the server is gone.
+
+    `config` is `ServeConfig` as builtins. `ctx.fds["data"]` is the data channel; `rendezvous`
+    names the descriptor of the memfd at which the ranks meet ("" with one rank).
+
+    Raises:
+        ModelUnusable: the model cannot be served; one line says why.
+        RuntimeError: the server closed the data channel without a stop.
+    """
+    told = msgspec.convert(config, ServeConfig)
+    data = socket.socket(fileno=ctx.fds["data"])
+    exits = _Exits()
+    ctx.on_stop(exits.take)
+    served = _load(ctx, told, rank, world_size, rendezvous)
+    from stopbath.worker.tensors import pack, tensor_of
+
+    loop = RankLoop(
+        data,
+        served.methods,
+        first=rank == 0,
+        pack=pack,
+        unpack=tensor_of,
+        after_failure=served.after_failure,
+    )
+    exits.lead_to(loop)
+    ctx.ready(info=msgspec.to_builtins(served.pipeline.info))
+    why = loop.serve()
+    if why is not None and not ctx.stopping.is_set():
+        raise RuntimeError(why)
+
+
+class _Exits:
+    """What a stop means: before the rank serves, to leave at once; afterwards, to finish."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: RankLoop | None = None
+
+    def take(self, _notice: StopNotice) -> None:
+        """Act on a stop; runs on the control thread."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.stop()
+            else:
+                # Nothing was accepted yet and the main thread may be minutes deep in C code that
+                # loads weights: there is nothing to finish and nothing to clean up.
+                os._exit(0)
+
+    def lead_to(self, loop: RankLoop) -> None:
+        """Have stops go to `loop` from here on."""
+        with self._lock:
+            self._loop = loop
+
+
+def _load(
+    ctx: WorkerContext, config: ServeConfig, rank: int, world_size: int, rendezvous: str
+) -> Rank:
+    ctx.progress("importing torch")
+    from stopbath.pipelines.cfg import CfgSplit
+    from stopbath.pipelines.diffusers import DiffusersPipeline
+    from stopbath.pipelines.joint import Peers
+    from stopbath.worker.rank import Rank
+    from stopbath.worker.ranks import device_of, join, share_cores
+
+    share_cores(world_size)
+    device = device_of(config.device, rank, world_size)
+    if world_size > 1:
+        ctx.progress(f"joining {world_size} ranks")
+        join(ctx.fds[rendezvous], rank, world_size, device, config.request_s)
+    ctx.progress("loading model")
+    pipeline = DiffusersPipeline.load(config.model, device)
+    served = Rank(ctx, config, rank=rank, world_size=world_size, device=device, pipeline=pipeline)
+    if config.worker_extension:
+        ctx.progress(f"running {config.worker_extension}")
+        _extend(config.worker_extension, served)
+    ctx.progress("warming up")
+    if world_size > 1:
+        pipeline.share(CfgSplit(pipeline.pipe, Peers(rank, world_size, device)))
+    pipeline.warm_up()
+    return served
+
+
+def _extend(extension: str, served: Rank) -> None:
+    module, _, name = extension.partition(":")
+    if not (module and name):
+        raise ValueError(f"--worker-extension must be MODULE:FUNCTION, not {extension!r}")
+    getattr(importlib.import_module(module), name)(served)
