@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -10,6 +9,7 @@ from stopbath.lifecycle import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from stopbath.lifecycle import Cause, Deadline, GroupState, ShutdownReport, WorkerState
     from stopbath.messages import ModelInfo

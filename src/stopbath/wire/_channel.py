@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stopbath.wire._frames import MAX_FDS, Codec, FrameTooLarge, WireError, close_all
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from stopbath.wire._blobs import Blob
 
-__all__ = ["MAX_FRAME", "Channel", "ChannelClosed", "ChannelFull", "FrameTooLarge", "WireError"]
+__all__ = ["MAX_FRAME", "Channel", "ChannelClosed", "ChannelFull", "Frame"]
 
 MAX_FRAME: Final = 16 << 20
 """Bytes of one frame's payload; whatever is bigger belongs in blobs."""
@@ -43,14 +44,22 @@ class ChannelFull(WireError):  # noqa: N818
     """The other side has not read for so long that the queue is at its bound."""
 
 
-class _Outgoing:
-    """A frame on its way: bytes left to send, and descriptors that go with the first of them."""
+class Frame:
+    """A message ready to be sent: bytes left to send, descriptors that go with the first of them.
+
+    Owns its descriptors until the kernel has taken them.
+    """
 
     __slots__ = ("data", "fds")
 
     def __init__(self, data: bytes, fds: list[int]) -> None:
         self.data = memoryview(data)
         self.fds = fds
+
+    def close(self) -> None:
+        """Close the descriptors it still owns; idempotent."""
+        close_all(self.fds)
+        self.fds = []
 
 
 class Channel(Generic[M]):
@@ -79,7 +88,7 @@ class Channel(Generic[M]):
         self._max_queued_frames = max_queued_frames
         self._max_queued_bytes = max_queued_bytes
         self._lock = threading.Lock()
-        self._out: deque[_Outgoing] = deque()
+        self._out: deque[Frame] = deque()
         self._queued_bytes = 0
         self._broken: OSError | None = None
         self._closed = False
@@ -118,22 +127,28 @@ class Channel(Generic[M]):
             TypeError: a value that no frame can hold.
             OSError: no memory or no descriptors for its blobs.
         """
+        self.post(self.frame(message))
+
+    def frame(self, message: Any) -> Frame:
+        """Do the part of `send` that depends on the message alone; raises what that can raise."""
         payload, fds = self._codec.encode(message)
-        try:
-            if len(payload) > self._max_frame:
-                raise FrameTooLarge(f"a frame of {len(payload)} bytes; {self._max_frame} at most")
-            frame = _HEADER.pack(len(payload), len(fds)) + payload
-            with self._lock:
-                if self._closed or self._broken is not None:
-                    raise ChannelClosed("the other side of the data channel is gone")
-                if not self.has_room:
-                    raise ChannelFull(f"{len(self._out)} frames wait and nobody reads them")
-                self._out.append(_Outgoing(frame, fds))
-                fds = []
-                self._queued_bytes += len(frame)
-                self._flush()
-        finally:
+        if len(payload) > self._max_frame:
             close_all(fds)
+            raise FrameTooLarge(f"a frame of {len(payload)} bytes; {self._max_frame} at most")
+        return Frame(_HEADER.pack(len(payload), len(fds)) + payload, fds)
+
+    def post(self, frame: Frame) -> None:
+        """Do the rest of `send`; takes the frame over, whatever happens."""
+        with self._lock:
+            if self._closed or self._broken is not None:
+                frame.close()
+                raise ChannelClosed("the other side of the data channel is gone")
+            if not self.has_room:
+                frame.close()
+                raise ChannelFull(f"{len(self._out)} frames wait and nobody reads them")
+            self._out.append(frame)
+            self._queued_bytes += len(frame.data)
+            self._flush()
 
     def flush(self) -> bool:
         """Send what the kernel takes; give whether nothing is left waiting."""
@@ -150,19 +165,20 @@ class Channel(Generic[M]):
                 return
             except OSError as error:
                 # Also ETOOMANYREFS and ENOBUFS: a frame that cannot be completed poisons the
-                # stream behind it, so the channel is over either way.
+                # stream behind it, so the channel is over either way, and both readers see it.
                 self._broken = error
                 self._drop_queue()
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
                 return
-            close_all(frame.fds)
-            frame.fds = []
+            frame.close()
             self._queued_bytes -= sent
             frame.data = frame.data[sent:]
             if frame.data:
                 return
             self._out.popleft()
 
-    def _send_some(self, frame: _Outgoing) -> int:
+    def _send_some(self, frame: Frame) -> int:
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         if not frame.fds:
             return self._sock.send(frame.data, flags)
@@ -171,7 +187,7 @@ class Channel(Generic[M]):
 
     def _drop_queue(self) -> None:
         for frame in self._out:
-            close_all(frame.fds)
+            frame.close()
         self._out.clear()
         self._queued_bytes = 0
 
