@@ -22,6 +22,7 @@ from stopbath.errors import (
     Starting,
     WorkerLost,
 )
+from stopbath.messages import GENERATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -194,7 +195,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             handle = executor.call(
-                "generate",
+                GENERATE,
                 msgspec.to_builtins(job.generation),
                 ranks="first",
                 deadline=job.deadline,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stopbath.errors import DeadlinePassed, EngineError, RequestAborted, RequestInvalid
-from stopbath.messages import GenerationResult
+from stopbath.errors import EngineError, RequestAborted, RequestInvalid, WorkerLost
+from stopbath.messages import CANCELLED, PEER_LOST, REQUEST_INVALID, GenerationResult
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,12 +42,11 @@ def _read_value(outcome: RankOutcome) -> Answer:
 
 def _read_error(outcome: RankOutcome) -> Answer:
     """Give back the class that the rank raised where its name says whose fault it was."""
-    match outcome.error_kind:
-        case "RequestInvalid":
-            return RequestInvalid(outcome.error_message)
-        case "RequestAborted" | "Cancelled" | "CancelledError":
-            return RequestAborted(outcome.error_message or "the call was given up")
-        case "DeadlinePassed":
-            return DeadlinePassed(outcome.error_message)
-        case kind:
-            return EngineError(f"rank {outcome.rank}: {kind}: {outcome.error_message}")
+    kind, message = outcome.error_kind, outcome.error_message
+    if kind == REQUEST_INVALID:
+        return RequestInvalid(message)
+    if kind == CANCELLED:
+        return RequestAborted(message or "the call was given up")
+    if kind == PEER_LOST:
+        return WorkerLost(message)
+    return EngineError(f"rank {outcome.rank}: {kind}: {message}")

@@ -1,0 +1,89 @@
+"""The server process: from its configuration to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from stopbath.config import ServeConfig
+from stopbath.errors import UsageError
+from stopbath.server.exits import Ending, exit_code
+from stopbath.server.life import MARGIN_S, Life
+from stopbath.server.listener import CannotListen, listen
+from stopbath.server.logs import StderrLines, configure
+from stopbath.server.stops import Stops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stopbath.executor.base import Executor
+    from stopbath.server.context import ServerContext
+
+    Build = Callable[[ServerContext, ServeConfig], Executor]
+
+__all__ = ["main", "run"]
+
+_LAST_LINES_S = 0.5
+
+
+def main(ctx: ServerContext, config_builtins: dict[str, Any]) -> NoReturn:
+    """Serve until the end, then leave with the code that says what the end was."""
+    raise SystemExit(run(ctx, config_builtins, _multiproc))
+
+
+def run(ctx: ServerContext, config_builtins: dict[str, Any], build: Build) -> int:
+    """Serve with the executor that `build` makes; give the exit code."""
+    lines = StderrLines()
+    configure(lines)
+
+    def say(text: str) -> None:
+        lines.write(f"stopbath: {text}")
+
+    try:
+        return exit_code(_run(ctx, config_builtins, build, say))
+    finally:
+        lines.close(_LAST_LINES_S)
+
+
+def _run(
+    ctx: ServerContext,
+    config_builtins: dict[str, Any],
+    build: Build,
+    say: Callable[[str], None],
+) -> set[Ending]:
+    try:
+        config = msgspec.convert(config_builtins, ServeConfig).checked()
+        # Before anything heavy: a taken port is known in milliseconds.
+        listener = listen(config.host, config.port)
+    except (UsageError, msgspec.ValidationError) as error:
+        say(str(error))
+        return {Ending.USAGE}
+    except CannotListen as error:
+        say(str(error))
+        return {Ending.START_FAILED}
+    with listener:
+        try:
+            executor = build(ctx, config)
+        except Exception:  # noqa: BLE001  (nothing runs yet; all that is owed is the reason)
+            say(f"start-up failed\n{traceback.format_exc()}")
+            return {Ending.START_FAILED}
+        stops = Stops(executor.kill)
+        stops.take_signals(config.terminate_s + config.kill_s)
+        ctx.announce_stop_within(config.drain_s + config.terminate_s + config.kill_s + MARGIN_S)
+        ctx.on_stop(stops.hear)
+        try:
+            life = Life(ctx, config, listener=listener, executor=executor, stops=stops, say=say)
+            return asyncio.run(life.run())
+        except Exception:  # noqa: BLE001  (a bug of ours must not leave the ranks running)
+            say(f"unexpected error\n{traceback.format_exc()}")
+            executor.kill()
+            return {Ending.ERROR}
+
+
+def _multiproc(ctx: ServerContext, config: ServeConfig) -> Executor:
+    from stopbath.executor.multiproc import MultiprocExecutor
+
+    return MultiprocExecutor(config, name="replica0", supervisor=ctx.supervisor())

@@ -1,0 +1,221 @@
+"""The scheduler, by example and against a model."""
+
+# ruff: noqa: D102  (names of rules say what they do)
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stopbath.engine.request import Request, RequestEvent, RequestState
+from stopbath.engine.scheduler import Scheduler
+from stopbath.errors import Overloaded, RequestDuplicate
+
+
+def scheduler(queue_limit: int = 8, **replicas: int) -> Scheduler:
+    made = Scheduler(queue_limit)
+    for name, capacity in replicas.items():
+        made.add_replica(name, capacity)
+    return made
+
+
+def test_clients_take_turns() -> None:
+    """A client with three requests waiting delays another's first by one request, not by three."""
+    queue = scheduler(a=1)
+    for number, client in enumerate(["greedy", "greedy", "greedy", "modest"]):
+        queue.submit(f"{client}{number}", client, 99.0)
+    order = []
+    while started := queue.dispatch():
+        order.append(started[0].client)
+        queue.end(started[0], RequestEvent.FINISH)
+        queue.release(started[0])
+    assert order == ["greedy", "modest", "greedy", "greedy"]
+
+
+def test_the_queue_is_bounded_and_counts_only_who_waits() -> None:
+    """What can run at once is not counted against the queue; one too many is refused."""
+    queue = scheduler(queue_limit=1, a=1)
+    queue.submit("1", "c", 99.0)
+    queue.dispatch()
+    queue.submit("2", "c", 99.0)
+    with pytest.raises(Overloaded, match="1 requests wait"):
+        queue.submit("3", "c", 99.0)
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
+    """One id never stands for two living requests."""
+    queue = scheduler(a=1)
+    first = queue.submit("same", "c", 99.0)
+    with pytest.raises(RequestDuplicate, match="same"):
+        queue.submit("same", "c", 99.0)
+    queue.end(first, RequestEvent.ABORT)
+    assert queue.submit("same", "c", 99.0) is not first
+
+
+def test_an_aborted_request_holds_its_place_until_its_call_is_over() -> None:
+    """The replica is busy until then: the next request must not be sent there."""
+    queue = scheduler(a=1)
+    first = queue.submit("1", "c", 99.0)
+    queue.dispatch()
+    queue.submit("2", "c", 99.0)
+    queue.end(first, RequestEvent.ABORT)
+    assert queue.dispatch() == []
+    queue.release(first)
+    assert [request.id for request in queue.dispatch()] == ["2"]
+
+
+def test_the_freest_replica_is_taken() -> None:
+    """Work spreads before it piles up."""
+    queue = scheduler(a=2, b=2)
+    for number in range(4):
+        queue.submit(str(number), "c", 99.0)
+    assert sorted(r.replica or "" for r in queue.dispatch()[:2]) == ["a", "b"]
+
+
+def test_a_lost_replica_ends_what_it_ran_and_nothing_else() -> None:
+    """Who waits goes to a living replica."""
+    queue = scheduler(a=1, b=1)
+    for number in range(3):
+        queue.submit(str(number), "c", 99.0)
+    queue.dispatch()
+    assert [r.replica for r in queue.lose_replica("a")] == ["a"]
+    assert (queue.waiting, queue.running) == (1, 1)
+    last = queue.lose_replica("b")
+    assert {r.state for r in last} == {RequestState.ERROR}
+    assert (queue.waiting, queue.running) == (0, 0)
+
+
+def test_a_preempted_request_goes_first() -> None:
+    """Work that had begun is not sent to the end of the queue."""
+    queue = scheduler(a=1)
+    first = queue.submit("1", "c", 99.0)
+    queue.submit("2", "d", 99.0)
+    queue.dispatch()
+    queue.preempt(first)
+    assert queue.dispatch() == [first]
+
+
+class SchedulerModel(RuleBasedStateMachine):
+    """No request lost, none answered twice, no capacity exceeded, whatever comes when."""
+
+    LIMIT = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Scheduler(self.LIMIT)
+        self.capacity: dict[str, int] = {}
+        self.accepted: list[Request] = []
+        self.answered: list[Request] = []
+        self.calls: dict[Request, str] = {}  # calls that have not ended, with their replica
+        self.now = 0.0
+        self.replicas_made = 0
+
+    def pick(self, data: st.DataObject, candidates: list[Request]) -> Request:
+        return data.draw(st.sampled_from(candidates))
+
+    def living(self) -> list[Request]:
+        return [r for r in self.accepted if r not in self.answered]
+
+    @rule(capacity=st.integers(1, 3))
+    def add_replica(self, capacity: int) -> None:
+        name = f"r{self.replicas_made}"
+        self.replicas_made += 1
+        self.capacity[name] = capacity
+        self.queue.add_replica(name, capacity)
+
+    @rule(name=st.integers(0, 9), client=st.sampled_from("xyz"), left=st.floats(0.1, 9))
+    def submit(self, name: int, client: str, left: float) -> None:
+        taken = str(name) in {r.id for r in self.living()}
+        try:
+            request = self.queue.submit(str(name), client, self.now + left)
+        except RequestDuplicate:
+            assert taken
+        except Overloaded:
+            assert self.queue.waiting >= self.LIMIT
+        else:
+            assert not taken
+            self.accepted.append(request)
+
+    @rule()
+    def dispatch(self) -> None:
+        for request in self.queue.dispatch():
+            assert request not in self.answered
+            assert request not in self.calls, "sent twice"
+            self.calls[request] = request.replica or ""
+        free = sum(self.capacity.values()) - len(self.calls)
+        assert free == 0 or self.queue.waiting == 0, "a free place stays free while one waits"
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), event=st.sampled_from([RequestEvent.FINISH, RequestEvent.FAIL]))
+    def call_ends(self, data: st.DataObject, event: RequestEvent) -> None:
+        request = self.pick(data, list(self.calls))
+        if not request.ended:
+            self.queue.end(request, event)
+            self.answered.append(request)
+        self.queue.release(request)
+        del self.calls[request]
+
+    @precondition(lambda self: self.living())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = self.pick(data, self.living())
+        assert self.queue.find(request.id) is request
+        self.queue.end(request, RequestEvent.ABORT)
+        self.answered.append(request)
+
+    @precondition(lambda self: [r for r in self.living() if r in self.calls])
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        request = self.pick(data, [r for r in self.living() if r in self.calls])
+        self.queue.preempt(request)
+        del self.calls[request]
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        late = {r for r in self.living() if r.deadline_at <= self.now}
+        expired = [request for request, _ in self.queue.expire(self.now)]
+        assert set(expired) == late
+        assert len(expired) == len(late)
+        self.answered += expired
+
+    @precondition(lambda self: self.capacity)
+    @rule(data=st.data())
+    def lose_replica(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.capacity)))
+        ran_there = {r for r, where in self.calls.items() if where == name}
+        expected = {r for r in self.living() if r in ran_there}
+        del self.capacity[name]
+        if not self.capacity:
+            expected |= {r for r in self.living() if r not in self.calls}
+        lost = self.queue.lose_replica(name)
+        assert set(lost) == expected
+        assert len(lost) == len(expected)
+        self.answered += lost
+        for request in ran_there:
+            del self.calls[request]
+
+    @invariant()
+    def none_is_lost_or_answered_twice(self) -> None:
+        assert len(self.answered) == len(set(self.answered))
+        assert self.queue.waiting + self.queue.running == len(self.living())
+        assert all(r.ended == (r in self.answered) for r in self.accepted)
+        assert self.queue.next_deadline() == min(
+            (r.deadline_at for r in self.living()), default=None
+        )
+
+    @invariant()
+    def capacity_holds(self) -> None:
+        for name, capacity in self.capacity.items():
+            assert sum(where == name for where in self.calls.values()) <= capacity
+        assert self.queue.running == sum(r in self.calls for r in self.living())
+
+
+SchedulerModel.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestSchedulerModel = SchedulerModel.TestCase
