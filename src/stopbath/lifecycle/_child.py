@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     """Protect, shake hands, run the target, leave."""
     name, control, kept, parent = argv
     _protect(int(parent), {int(word) for word in kept.split(",")})
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from stopbath.lifecycle._handshake import run_target, shake_hands
 
     run_target(shake_hands(int(control), name))

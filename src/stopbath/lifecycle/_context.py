@@ -144,7 +144,7 @@ class WorkerContext:
         for callback in callbacks:
             try:
                 callback(notice)
-            except Exception:  # noqa: BLE001  (the next callback, and the socket, still count)
+            except Exception:  # the next callback, and the socket, still count
                 traceback.print_exc()
 
     def _send(self, frame: Frame, *, wait: bool = True) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stopbath.lifecycle._errors import Cause, Exit, describe_exception
 from stopbath.lifecycle._escalation import Action, Escalation, Schedule, plan
 from stopbath.lifecycle._member import Member, forward, survivor_of
-from stopbath.lifecycle._process import memory_gib
+from stopbath.lifecycle._process import memory_gib, peek_exit
 from stopbath.lifecycle._report import ShutdownReport
 from stopbath.lifecycle._state import (
     GROUP_TRANSITIONS,
@@ -53,6 +53,7 @@ class GroupCore:
         self,
         name: str,
         specs: Sequence[WorkerSpec],
+        *,
         escalation: Escalation,
         policy: Policy,
         start_s: float,
@@ -106,13 +107,13 @@ class GroupCore:
             try:
                 member.ask_for(sup.keeper, time.monotonic())
                 sup.watch_words(self, member)
-            except Exception as error:  # noqa: BLE001  (EMFILE, a dead keeper: the start fails, in order)
+            except Exception as error:  # EMFILE, a dead keeper: the start fails, in order
                 self._spawn_failed(member, describe_exception(error))
                 return
 
     def spawned(self, member: Member, ref: ProcessRef) -> None:
         """The keeper has started a worker."""
-        assert self._sup is not None  # noqa: S101
+        assert self._sup is not None
         member.born(ref)
         self._sup.watch_death(self, member)
         if self.state is GroupState.STOPPING:  # nothing of the user's has run in it yet
@@ -120,7 +121,7 @@ class GroupCore:
             return
         try:
             member.let_go_on()
-        except Exception as error:  # noqa: BLE001  (a target that does not pickle)
+        except Exception as error:  # a target that does not pickle
             self.fault(member, f"cannot be given its target: {describe_exception(error)}")
 
     def spawn_failed(self, member: Member, why: str) -> None:
@@ -165,7 +166,7 @@ class GroupCore:
         if self.state is GroupState.STOPPING or self.over:
             return
         if self.cause is None:
-            assert self._sup is not None  # noqa: S101
+            assert self._sup is not None
             forward(member.read_stderr())
             self.cause = Cause(
                 member.name, member.pid, member.phase, what, member.exit, member.last_words()
@@ -180,7 +181,9 @@ class GroupCore:
         """Nothing can be started any more, and the kernel is ending what it kept."""
         for member in self.members:
             if member.alive:
-                self.fault(member, "lost its keeper, which was killed")
+                self.fault(member, "lost its keeper, which ended")
+            if member.status_due is not None:
+                self._ended_untold(member, time.monotonic())
             if member.state is WorkerState.SPAWNING:
                 member.exit = Exit()
                 self._spawn_failed(member, "the keeper died")
@@ -198,13 +201,24 @@ class GroupCore:
 
     def died(self, member: Member, now: float) -> None:
         """The pidfd says dead: take its last words, then wait shortly for its status."""
-        assert self._sup is not None  # noqa: S101
+        assert self._sup is not None
         self._sup.unwatch_death(member)
         self._sup.hear_out(self, member)
         if member.exit is not None:
             self._ended(member, now)
+        elif self._sup.keeper.channel.eof:
+            self._ended_untold(member, now)
         else:
             member.status_due = now + _STATUS_WAIT_S
+
+    def _ended_untold(self, member: Member, now: float) -> None:
+        """Take the status ourselves: when the keeper died, a subreaper has adopted it."""
+        assert member.ref is not None
+        try:
+            member.exit = peek_exit(member.ref) or Exit()
+        except ChildProcessError:
+            member.exit = Exit()
+        self._ended(member, now)
 
     def status(self, member: Member, end: Exit, now: float) -> None:
         """The keeper says how it ended; this may come before or after the pidfd."""
@@ -235,7 +249,7 @@ class GroupCore:
 
     def gone(self, member: Member, strays: list[dict[str, Any]]) -> None:
         """The keeper has reaped it and ended whatever it left."""
-        assert self._sup is not None  # noqa: S101
+        assert self._sup is not None
         self._strays += strays
         if member.alive:  # the word about the end was lost: this one is as good
             self.status(member, member.exit or Exit(), time.monotonic())
@@ -330,7 +344,7 @@ class GroupCore:
         )
 
     def _shorten(self, first: Action, deadline: float, now: float) -> None:
-        assert self._schedule is not None  # noqa: S101
+        assert self._schedule is not None
         first = max(first, self._applied)
         sooner = min(deadline, self._schedule.over_at)
         if first > self._applied or sooner < self._schedule.over_at:
@@ -346,14 +360,14 @@ class GroupCore:
             self._schedule = self._plan(Action.DRAIN, begun)
 
     def _apply(self, action: Action, now: float) -> None:
-        assert self._schedule is not None  # noqa: S101
+        assert self._schedule is not None
         self._applied = action
         within_s = max(0.0, self._schedule.next_change(now) - now)
         for member in self.members:
             if member.alive:
                 try:
                     member.act(action, now, within_s)
-                except Exception as error:  # noqa: BLE001  (one worker never stops the others)
+                except Exception as error:  # one worker never stops the others
                     member.steps.append((action, now, repr(error)))
 
     def tick(self, now: float) -> float:
@@ -362,8 +376,7 @@ class GroupCore:
         for member in self.members:
             if member.status_due is not None:
                 if member.status_due <= now:
-                    member.exit = Exit()
-                    self._ended(member, now)
+                    self._ended_untold(member, now)
                 else:
                     due = min(due, member.status_due)
         if self.state is GroupState.STARTING:
@@ -391,7 +404,7 @@ class GroupCore:
         return due
 
     def start_overdue(self, member: Member | None = None, silent_s: float = 0.0) -> None:
-        """Fail the start: by its own budget, or (no member given) because a caller's wait is over."""
+        """Fail the start: by its own budget, or (no member given) at a caller's deadline."""
         if self.state is not GroupState.STARTING:
             return
         if member is not None:

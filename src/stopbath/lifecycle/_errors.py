@@ -70,11 +70,11 @@ class LifecycleError(Exception):
     """Base of everything this layer raises on purpose."""
 
 
-class NotStarted(LifecycleError):  # noqa: N818  (a name that says the fact; all of these are errors by their base)
+class NotStarted(LifecycleError):
     """Something was asked of a group that was never started."""
 
 
-class IllegalTransition(LifecycleError):  # noqa: N818
+class IllegalTransition(LifecycleError):
     """An event came in a state that has no row for it."""
 
     def __init__(self, who: str, state: str, event: str) -> None:
@@ -86,11 +86,11 @@ class ProtocolError(LifecycleError):
     """The other side of a control socket sent something that is not a frame."""
 
 
-class KeeperDied(LifecycleError):  # noqa: N818
+class KeeperDied(LifecycleError):
     """The keeper ended, so that nothing can be started any more."""
 
 
-class WorkerDied(LifecycleError):  # noqa: N818
+class WorkerDied(LifecycleError):
     """A worker ended without being asked to."""
 
     def __init__(self, cause: Cause) -> None:

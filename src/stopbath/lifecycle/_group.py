@@ -178,7 +178,14 @@ class WorkerGroup:
                 raise ValueError(f"{what} must be a number of seconds > 0, not {budget!r}")
         self.name = name
         self.escalation = escalation or Escalation()
-        self._core = GroupCore(name, specs, self.escalation, policy, start_s, start_cap_s)
+        self._core = GroupCore(
+            name,
+            specs,
+            escalation=self.escalation,
+            policy=policy,
+            start_s=start_s,
+            start_cap_s=start_cap_s,
+        )
         names = [member.name for member in self._core.members]
         if len(set(names)) != len(names):
             raise ValueError(f"the workers of group {name!r} need different names: {names}")
@@ -344,7 +351,8 @@ class WorkerGroup:
     def _check_owner(self) -> None:
         if os.getpid() != self._owner_pid:
             raise LifecycleError(
-                f"group {self.name!r} belongs to process {self._owner_pid}; a forked child owns nothing"
+                f"group {self.name!r} belongs to process {self._owner_pid}: "
+                "a forked child owns nothing"
             )
 
     def __enter__(self) -> Self:

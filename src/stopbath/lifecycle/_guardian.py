@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,15 +18,15 @@ import sys
 if __name__ == "__main__":  # run by path, without site: let the package be found beside it
     sys.path.insert(
         0,
-        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),  # noqa: PTH100, PTH120
+        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
     )
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle import _keeper
 from stopbath.lifecycle._core import GroupCore, Policy
+from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import Exit, signal_name
 from stopbath.lifecycle._escalation import Action, Escalation
 from stopbath.lifecycle._exitcode import Ending, exit_code
@@ -34,6 +35,7 @@ from stopbath.lifecycle._process import (
     ProcessRef,
     become_subreaper,
     children,
+    peek_exit,
     read_stat,
     reap,
     reap_pid,
@@ -56,7 +58,7 @@ _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be
 class Guardian:
     """One run: its keeper, its one worker, the signals that arrive, the account at the end."""
 
-    def __init__(self, job: dict[str, Any], keeper: KeeperClient, hup_ignored: bool) -> None:  # noqa: FBT001
+    def __init__(self, job: dict[str, Any], keeper: KeeperClient, hup_ignored: bool) -> None:
         self._job = job
         self._keeper = keeper
         self._hup_ignored = hup_ignored
@@ -78,8 +80,8 @@ class Guardian:
                     prefix=False,
                 )
             ],
-            Escalation(*job["graces_s"]),
-            Policy.ONE_FOR_ALL,
+            escalation=Escalation(*job["graces_s"]),
+            policy=Policy.ONE_FOR_ALL,
             start_s=math.inf,
             start_cap_s=math.inf,
         )
@@ -90,8 +92,9 @@ class Guardian:
         self._sup.add(self._core)
         self._core.when_over(self._sup.leave)
         self._sup.run()
+        self._hear_of_the_rest(Deadline.after(_LEAVE_S))
         self._keeper.close()
-        self._end_adopted(time.monotonic() + _LEAVE_S)
+        self._end_adopted(Deadline.after(_LEAVE_S))
         return self._account()
 
     # -- signals
@@ -146,32 +149,44 @@ class Guardian:
 
     def _reap_adopted(self) -> None:
         """Reap zombies that came to us: as PID 1, or because the keeper is dead."""
-        keeper_pid = self._keeper.ref.pid if self._keeper.ref is not None else -1
+        keeper = self._keeper.ref
+        awaited = {keeper and keeper.pid, self._core.members[0].pid, *self._foreign}
         for pid in children():
             stat = read_stat(pid)
-            if pid != keeper_pid and stat is not None and stat.state == "Z":
+            if pid not in awaited and stat is not None and stat.state == "Z":
                 reap_pid(pid)
 
-    def _end_adopted(self, until: float) -> None:
-        """End whatever came to us because the keeper was killed, in passes, until nothing is new."""
-        while (pids := children()) and time.monotonic() < until:
+    def _end_adopted(self, by: Deadline) -> None:
+        """End whatever came to us because the keeper was killed, in passes, until none is new."""
+        while (pids := children()) and not by.passed:
             for pid in pids:
                 try:
                     ref = ProcessRef.open(pid)
                 except ProcessLookupError:
                     continue
-                if not ref.dead():
+                if not ref.dead() and pid not in self._foreign:
                     self._foreign_strays.append({"pid": pid, "argv": "", "outcome": "killed"})
                 ref.send(signal.SIGKILL)
-                ref.dead(wait_s=max(0.0, until - time.monotonic()))
+                if ref.dead(wait_s=by.left_s()) and pid in self._foreign:
+                    self._foreign[pid]["exit"] = dict((peek_exit(ref) or Exit())._asdict())
                 reap(ref)
                 ref.close()
+
+    def _hear_of_the_rest(self, by: Deadline) -> None:
+        """Wait for the keeper's word on the ranks that a dead server left it to end."""
+        poll = select.poll()
+        poll.register(self._keeper.channel, select.POLLIN)
+        while any(it["exit"] is None for it in self._foreign.values()):
+            if self._keeper.channel.eof or not poll.poll(by.left_s() * 1000):
+                return
+            for event in self._keeper.events():
+                self._note(event)
 
     # -- the account
 
     def _account(self) -> int:
         report = self._core.report
-        assert report is not None  # noqa: S101  (a group that is over has one)
+        assert report is not None  # a group that is over has one
         member = self._core.members[0]
         merged = merge(
             report.to_dict(),
@@ -206,7 +221,7 @@ def _fork_keeper() -> KeeperClient:
     ours, theirs = socket.socketpair()
     me = os.getpid()
     stat = read_stat(me)
-    assert stat is not None, "/proc is not mounted"  # noqa: S101
+    assert stat is not None, "/proc is not mounted"
     pid = os.fork()
     if pid == 0:
         try:

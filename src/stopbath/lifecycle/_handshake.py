@@ -57,7 +57,7 @@ def go_frame(spec: WorkerSpec, fds: dict[str, int], keeper: Frame | None) -> Fra
         "name": spec.name,
         "fds": fds,
         "path": sys.path if spec.path is None else spec.path,
-        "cwd": os.getcwd(),  # noqa: PTH109
+        "cwd": os.getcwd(),
         "main": _main_module(spec),
         "keeper": keeper,
     }
@@ -137,14 +137,18 @@ def run_target(job: _Job) -> None:
             from multiprocessing.spawn import prepare
 
             prepare(job.main)
-        target, args, kwargs = pickle.loads(job.payload)  # noqa: S301  (written by our parent)
+        target, args, kwargs = pickle.loads(job.payload)
         function = _resolve(target)
         phase = "starting"
         function(ctx, *args, **kwargs)
-        if not ctx.is_ready and not ctx.stopping.is_set():
-            raise RuntimeError("the worker function returned before it was ready")
+        _check_was_ready(ctx)
     except SystemExit:
         raise
     except BaseException as error:
         ctx.failed(error, "running" if ctx.is_ready else phase)
         raise
+
+
+def _check_was_ready(ctx: WorkerContext) -> None:
+    if not ctx.is_ready and not ctx.stopping.is_set():
+        raise RuntimeError("the worker function returned before it was ready")

@@ -19,7 +19,7 @@ import socket
 import sys
 
 if __name__ == "__main__":  # run by path, without site: let the package be found beside it
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stopbath.lifecycle._channel import Channel, Frame
 from stopbath.lifecycle._errors import Exit, ProtocolError
@@ -226,7 +226,7 @@ class Keeper:
     # -- ends
 
     def _bury(self, child: _Child) -> None:
-        """A child is dead: tell its status, kill its group while the zombie holds the number, reap."""
+        """Tell how a child ended, kill its group while the zombie holds the number, reap it."""
         try:
             child.exit = peek_exit(child.ref) or Exit()
         except ChildProcessError:
@@ -308,7 +308,7 @@ def _resettable(ignored: list[int]) -> list[int]:
 def _argv(pid: int) -> str:
     """Give a stray's command line, shortened, for the report."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(400).replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:
         return ""

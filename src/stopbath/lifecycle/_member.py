@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Member"]
 
-_CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_child.py")  # noqa: PTH100, PTH118, PTH120
+_CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_child.py")
 _STDERR_FD, _KEEPER_FD, _FIRST_FD = 2, 4, 10
 _PIPE_BYTES = 1 << 20  # a 64 KiB pipe freezes a chatty worker while we are stopped
 _KEPT_LINES, _LINE_BYTES = 64, 2000
@@ -88,7 +88,7 @@ class Member:
             self.spawn_id = keeper.spawn(
                 self.name,
                 [*argv, ",".join(map(str, kept))],
-                {**os.environ, **self.spec.env},  # noqa: TID251  (passed on, not read)
+                {**os.environ, **self.spec.env},
                 fds,
                 keeper_fd=keeper_fd,
             )
@@ -104,7 +104,7 @@ class Member:
 
     def let_go_on(self) -> None:
         """Send the target; errors mean that the child is dead, which its pidfd tells too."""
-        assert self.channel is not None  # noqa: S101
+        assert self.channel is not None
         numbers = {name: _FIRST_FD + i for i, name in enumerate(self.spec.fds)}
         access = {"fd": _KEEPER_FD, "client_pid": os.getpid()} if self.spec.keeper_access else None
         payload = payload_of(self.spec)
@@ -176,7 +176,7 @@ class Member:
             self.act(Action.SIGTERM, now, within_s)
 
     def _perform(self, action: Action, within_s: float) -> str | None:
-        assert self.ref is not None  # noqa: S101
+        assert self.ref is not None
         try:
             if action is Action.SIGKILL:
                 self.ref.send(signal.SIGKILL)
@@ -185,9 +185,9 @@ class Member:
                 self.ref.send(signal.SIGTERM)
                 self.ref.send(signal.SIGCONT)  # a stopped process does not see it otherwise
             if self.channel is None or self.channel.eof:
-                raise BrokenPipeError(errno.EPIPE, "the control socket is closed")  # noqa: TRY301
+                raise BrokenPipeError(errno.EPIPE, "the control socket is closed")
             self.channel.send({"t": "stop", "action": int(action), "within_s": within_s})
-        except Exception as error:  # noqa: BLE001  (an error on one worker never stops the others)
+        except Exception as error:  # an error on one worker never stops the others
             return repr(error)
         return None
 
@@ -227,7 +227,7 @@ class Member:
 
     def survivor(self) -> Survivor:
         """Say what /proc knows of why it is still alive; reads only files that cannot block."""
-        assert self.pid is not None  # noqa: S101
+        assert self.pid is not None
         last = self.sent.step if self.sent else "none"
         return survivor_of(self.pid, self.name, last)
 
@@ -249,7 +249,7 @@ def survivor_of(pid: int, name: str, last_step: str) -> Survivor:
 
 def _proc(pid: int, name: str) -> str:
     try:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
             return file.read(4096).strip()
     except OSError as error:
         return f"unreadable: {error.strerror}"

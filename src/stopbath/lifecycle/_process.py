@@ -44,7 +44,7 @@ class Stat(NamedTuple):
 def read_stat(pid: int | str) -> Stat | None:
     """Read `/proc/PID/stat`; None when there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  (pathlib costs the keeper 1 MB)
+        with open(f"/proc/{pid}/stat", "rb") as file:  # pathlib costs the keeper 1 MB
             # The command name stands in parentheses and may hold spaces and parentheses itself.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
@@ -134,7 +134,7 @@ def kill_own_group_of(ref: ProcessRef) -> None:
     The zombie still holds the number, so it can mean no other group.
     """
     try:
-        os.killpg(ref.pid, signal.SIGKILL)  # noqa: TID251  (the one place that may)
+        os.killpg(ref.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
 
@@ -143,11 +143,11 @@ def children() -> list[int]:
     """List the children of this single-threaded process, zombies and adopted ones included."""
     pid = os.getpid()
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return [int(word) for word in file.read().split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         found = []
-        for name in os.listdir("/proc"):  # noqa: PTH208
+        for name in os.listdir("/proc"):
             stat = read_stat(name) if name.isdigit() else None
             if stat is not None and stat.ppid == pid:
                 found.append(int(name))
@@ -157,7 +157,7 @@ def children() -> list[int]:
 def memory_gib(pid: int) -> float:
     """Resident memory in GiB; 0 when it cannot be read."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
     except (OSError, IndexError):
         return 0.0

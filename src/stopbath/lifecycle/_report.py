@@ -199,10 +199,10 @@ def write_report(path: str, report: dict[str, Any]) -> str | None:
     data = json.dumps(report, indent=2).encode() + b"\n"
     beside = f"{path}.{os.getpid()}.part"
     try:
-        if not os.path.exists(path) or stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH110, PTH116
+        if not os.path.exists(path) or stat.S_ISREG(os.stat(path).st_mode):
             try:
                 _write(beside, data)
-                os.replace(beside, path)  # noqa: PTH105
+                os.replace(beside, path)
             except OSError:
                 _remove(beside)
             else:
@@ -214,13 +214,13 @@ def write_report(path: str, report: dict[str, Any]) -> str | None:
 
 
 def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:  # noqa: PTH123
+    with open(path, "wb") as file:
         file.write(data)
 
 
 def _remove(path: str) -> None:
     try:
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path)
     except OSError:
         return  # was never made
 

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 CONTROL_FD = 3
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Spawned(NamedTuple):
@@ -95,16 +95,16 @@ class KeeperClient:
         try:
             me = os.getpid()
             stat = read_stat(me)
-            assert stat is not None, "/proc is not mounted"  # noqa: S101
+            assert stat is not None, "/proc is not mounted"
             argv = [
                 sys.executable,
-                *("-I", "-S", os.path.join(_HERE, "_keeper.py")),  # noqa: PTH118
+                *("-I", "-S", os.path.join(_HERE, "_keeper.py")),
                 *(str(CONTROL_FD), str(me), str(stat.start)),
             ]
             pid = os.posix_spawn(
                 argv[0],
                 argv,
-                os.environ,  # noqa: TID251  (passed on, not read)
+                os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, CONTROL_FD)],
                 setsid=True,
                 setsigmask=(),

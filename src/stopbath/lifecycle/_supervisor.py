@@ -21,7 +21,6 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stopbath.lifecycle._core import GroupCore
 from stopbath.lifecycle._errors import ProtocolError
 from stopbath.lifecycle._member import Member, forward
 from stopbath.lifecycle._spawn import (
@@ -36,6 +35,7 @@ from stopbath.lifecycle._spawn import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stopbath.lifecycle._core import GroupCore
     from stopbath.lifecycle._spawn import Event
 
 __all__ = ["Supervisor"]
@@ -118,6 +118,8 @@ class Supervisor:
         while not self._leaving:
             now = time.monotonic()
             due = min((self._isolated(group.tick, now) for group in self._groups), default=math.inf)
+            if self._leaving:  # a tick ended the last group
+                return
             timeout = None if due == math.inf else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 if self._selector.get_map().get(key.fd) is key:  # not taken out by an earlier event
@@ -127,7 +129,7 @@ class Supervisor:
         """Do one thing; an error in it is said and stops nothing else."""
         try:
             due = action(*args)
-        except Exception:  # noqa: BLE001
+        except Exception:
             forward(traceback.format_exc().encode())
             return time.monotonic() + 1.0  # look again, without spinning
         return math.inf if due is None else due
@@ -161,7 +163,7 @@ class Supervisor:
             callback, value = call
             try:
                 callback(value)
-            except Exception:  # noqa: BLE001  (a callback's error is the user's to see, and nobody's to die of)
+            except Exception:  # a callback's error is the user's to see, and nobody's to die of
                 traceback.print_exc()
 
     # -- groups (loop's thread)
@@ -181,7 +183,7 @@ class Supervisor:
     def watch_words(self, group: GroupCore, member: Member) -> None:
         """Listen to a worker's control socket and stderr from now on."""
         self._by_spawn[member.spawn_id] = (group, member)
-        assert member.channel is not None  # noqa: S101
+        assert member.channel is not None
         self._selector.register(
             member.channel, selectors.EVENT_READ, lambda: self._hear(group, member)
         )
@@ -191,7 +193,7 @@ class Supervisor:
 
     def watch_death(self, group: GroupCore, member: Member) -> None:
         """Watch a worker's pidfd from now on."""
-        assert member.ref is not None  # noqa: S101
+        assert member.ref is not None
         self._selector.register(
             member.ref, selectors.EVENT_READ, lambda: group.died(member, time.monotonic())
         )
@@ -235,7 +237,7 @@ class Supervisor:
             self._unregister(fd)
 
     def _hear(self, group: GroupCore, member: Member) -> None:
-        assert member.channel is not None  # noqa: S101
+        assert member.channel is not None
         try:
             frames = member.channel.receive()
         except ProtocolError as error:
