@@ -31,21 +31,21 @@ class EngineError(Exception):
     retry_after_s: ClassVar[int | None] = None
 
 
-class WorkerLost(EngineError):  # noqa: N818  (these names say the fact; all are errors by their base)
+class WorkerLost(EngineError):
     """The replica lost a rank; the message names worker and signal."""
 
     code = "worker_died"
     status = 503
 
 
-class RequestStuck(EngineError):  # noqa: N818
+class RequestStuck(EngineError):
     """The replica made no progress within its budget."""
 
     code = "stuck"
     status = 503
 
 
-class Starting(EngineError):  # noqa: N818
+class Starting(EngineError):
     """The ranks are not ready yet."""
 
     code = "starting"
@@ -53,7 +53,7 @@ class Starting(EngineError):  # noqa: N818
     retry_after_s = 5
 
 
-class Draining(EngineError):  # noqa: N818
+class Draining(EngineError):
     """The server is stopping and accepts nothing new."""
 
     code = "draining"
@@ -61,7 +61,7 @@ class Draining(EngineError):  # noqa: N818
     retry_after_s = 5
 
 
-class Overloaded(EngineError):  # noqa: N818
+class Overloaded(EngineError):
     """The queue is full."""
 
     code = "overloaded"
@@ -69,18 +69,18 @@ class Overloaded(EngineError):  # noqa: N818
     retry_after_s = 1
 
 
-class DeadlinePassed(EngineError):  # noqa: N818
+class DeadlinePassed(EngineError):
     """The request's own deadline, or the drain's, came first."""
 
     code = "deadline"
     status = 503
 
 
-class RequestAborted(Exception):  # noqa: N818
+class RequestAborted(Exception):
     """The client left or deleted the request; there is nobody to answer."""
 
 
-class RequestInvalid(ValueError):  # noqa: N818
+class RequestInvalid(ValueError):
     """The request asks for something the model cannot do; `param` names the field."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -88,7 +88,7 @@ class RequestInvalid(ValueError):  # noqa: N818
         self.param = param
 
 
-class RequestDuplicate(Exception):  # noqa: N818
+class RequestDuplicate(Exception):
     """A request with this id is being worked on: two answers for one id would be ambiguous."""
 
 

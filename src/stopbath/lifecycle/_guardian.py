@@ -58,7 +58,7 @@ _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be
 class Guardian:
     """One run: its keeper, its one worker, the signals that arrive, the account at the end."""
 
-    def __init__(self, job: dict[str, Any], keeper: KeeperClient, hup_ignored: bool) -> None:
+    def __init__(self, job: dict[str, Any], keeper: KeeperClient, *, hup_ignored: bool) -> None:
         self._job = job
         self._keeper = keeper
         self._hup_ignored = hup_ignored
@@ -241,7 +241,7 @@ def main(argv: list[str]) -> None:
     with os.fdopen(int(argv[0]), "rb") as file:
         job = json.load(file)
     become_subreaper()
-    code = Guardian(job, _fork_keeper(), hup_ignored).run()
+    code = Guardian(job, _fork_keeper(), hup_ignored=hup_ignored).run()
     sys.stderr.flush()
     os._exit(code)
 

@@ -137,7 +137,7 @@ def run_target(job: _Job) -> None:
             from multiprocessing.spawn import prepare
 
             prepare(job.main)
-        target, args, kwargs = pickle.loads(job.payload)
+        target, args, kwargs = pickle.loads(job.payload)  # noqa: S301  (our parent wrote it)
         function = _resolve(target)
         phase = "starting"
         function(ctx, *args, **kwargs)

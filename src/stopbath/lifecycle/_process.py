@@ -134,7 +134,7 @@ def kill_own_group_of(ref: ProcessRef) -> None:
     The zombie still holds the number, so it can mean no other group.
     """
     try:
-        os.killpg(ref.pid, signal.SIGKILL)
+        os.killpg(ref.pid, signal.SIGKILL)  # noqa: TID251  (the one place that may)
     except (ProcessLookupError, PermissionError):
         return
 

@@ -104,7 +104,7 @@ class KeeperClient:
             pid = os.posix_spawn(
                 argv[0],
                 argv,
-                os.environ,
+                os.environ,  # noqa: TID251  (passed on, not read)
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, CONTROL_FD)],
                 setsid=True,
                 setsigmask=(),

@@ -115,10 +115,10 @@ class Supervisor:
 
     def run(self) -> None:
         """Drive every group until `close` is called."""
-        while not self._leaving:
+        while True:
             now = time.monotonic()
             due = min((self._isolated(group.tick, now) for group in self._groups), default=math.inf)
-            if self._leaving:  # a tick ended the last group
+            if self._leaving:  # asked to, or because a tick ended the last group
                 return
             timeout = None if due == math.inf else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(timeout):
