@@ -1,1 +1,23 @@
-"""The command line."""
+"""The command line.
+
+`stopbath serve` and `stopbath run` replace themselves by the guardian, a bare interpreter; the
+other commands are ordinary ones.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Entry of the console script; leaves with the command's exit code."""
+    from stopbath.cli.app import app
+    from stopbath.errors import UsageError
+
+    try:
+        app()
+    except UsageError as error:
+        sys.stderr.write(f"stopbath: {error}\n")
+        raise SystemExit(2) from None

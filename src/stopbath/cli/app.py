@@ -1,0 +1,35 @@
+"""The commands, as typer sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import stopbath
+from stopbath.cli.serve import serve
+
+app = typer.Typer(
+    name="stopbath",
+    help="A diffusion server whose workers always stop.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: it fits 80 columns and imports nothing
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001  (typer's callback signature)
+    if asked:
+        typer.echo(f"stopbath {stopbath.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """A diffusion server whose workers always stop."""

@@ -1,0 +1,104 @@
+"""`stopbath serve`: check what was asked for, then become the guardian."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, get_args
+
+import msgspec
+import typer
+
+from stopbath.cli.launch import become_guardian
+from stopbath.config import BUNDLED, OnEngineDeath, Parallel, ServeConfig
+from stopbath.errors import UsageError
+
+__all__ = ["serve"]
+
+_OUTER_S = 1.0  # what the guardian waits beyond the server's own time for a stop
+
+ParallelChoice = Enum("ParallelChoice", {word: word for word in get_args(Parallel)})  # type: ignore[misc]
+DeathChoice = Enum("DeathChoice", {word: word for word in get_args(OnEngineDeath)})  # type: ignore[misc]
+
+
+def serve(  # noqa: PLR0917
+    model: Annotated[
+        str, typer.Argument(help="A diffusers checkpoint on disk; by default the bundled model.")
+    ] = BUNDLED,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
+    ranks: Annotated[int, typer.Option(help="Worker processes that serve the model.")] = 1,
+    parallel: Annotated[
+        ParallelChoice | None,
+        typer.Option(help="How ranks share the work; with 2 ranks cfg is the default."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    drain: Annotated[float, typer.Option(help="Seconds to finish what was accepted.")] = 5.0,
+    terminate: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.")] = 2.0,
+    kill: Annotated[float, typer.Option(help="Seconds to wait after SIGKILL.")] = 2.0,
+    start: Annotated[
+        float, typer.Option(help="Seconds a starting rank may go without progress.")
+    ] = 600.0,
+    on_engine_death: Annotated[
+        DeathChoice, typer.Option(help="Leave with 4, or stay up and answer 503.")
+    ] = DeathChoice.exit,
+    report: Annotated[Path | None, typer.Option(help="Where to write the stop's report.")] = None,
+    api_key: Annotated[str, typer.Option(help="Ask clients for this bearer token.")] = "",
+    served_name: Annotated[str, typer.Option(help="The model's name in /v1/models.")] = "",
+    worker_extension: Annotated[
+        str, typer.Option(help="MODULE:FUNCTION called in every rank before it is ready.")
+    ] = "",
+    queue_limit: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
+) -> None:
+    """Serve a diffusion model over the OpenAI images API."""
+    for package in ("torch", "diffusers", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"serving needs {package}: pip install 'stopbath[serve]'")
+    config = ServeConfig(
+        model=_checked_model(model),
+        served_name=served_name,
+        host=host,
+        port=port,
+        ranks=ranks,
+        parallel=parallel.value if parallel else ("cfg" if ranks == 2 else "none"),  # noqa: PLR2004
+        device=device,
+        drain_s=drain,
+        terminate_s=terminate,
+        kill_s=kill,
+        start_s=start,
+        on_engine_death=on_engine_death.value,
+        api_key=api_key,
+        worker_extension=worker_extension,
+        queue_limit=queue_limit,
+    ).checked()
+    become_guardian(
+        {
+            "name": "serve",
+            "run_id": secrets.token_hex(8),
+            "worker": "server",
+            "target": "stopbath.server.main:main",
+            "args": [msgspec.to_builtins(config)],
+            "path": [str(Path.cwd()) if not entry else entry for entry in sys.path],
+            "graces_s": [
+                drain + terminate + kill + _OUTER_S,
+                terminate + kill + _OUTER_S,
+                kill,
+            ],
+            "report": None if report is None else str(report.absolute()),
+        }
+    )
+
+
+def _checked_model(model: str) -> str:
+    """Give the path the ranks are to load, absolute; `UsageError` when nothing is there."""
+    if model == BUNDLED:
+        return model
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        raise UsageError(f"no model at {model}: give a folder with a model_index.json")
+    if not (path / "model_index.json").is_file():
+        raise UsageError(f"{model} is no diffusers checkpoint: it has no model_index.json")
+    return str(path.resolve())
