@@ -40,7 +40,7 @@ class ClientError(Exception):
         self.headers = dict(headers or {})
 
 
-class BodyTooLarge(ClientError):  # noqa: N818  (names the fact, as in errors.py)
+class BodyTooLarge(ClientError):
     """The body is over the limit; what is left of it is not worth reading."""
 
     def __init__(self, limit: int) -> None:

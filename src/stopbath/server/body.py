@@ -19,7 +19,7 @@ _BODY_S = 30.0  # for a body that trickles in
 _LINGER_BYTES = 8 << 20  # closing on unread bytes resets the connection and loses the answer
 
 
-class ClientLeft(Exception):  # noqa: N818  (says the fact; nobody is left to call it an error)
+class ClientLeft(Exception):
     """The client closed the connection: there is nobody to answer."""
 
 

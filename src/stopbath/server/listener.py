@@ -20,7 +20,7 @@ _LISTEN_STATE = "0A"
 _FIELDS_TO_INODE = 10
 
 
-class CannotListen(Exception):  # noqa: N818  (says the fact)
+class CannotListen(Exception):
     """The address cannot be had; one line, with who holds it where that can be found."""
 
 

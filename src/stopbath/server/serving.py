@@ -26,7 +26,7 @@ __all__ = ["HttpServer"]
 _FIRST_BYTE_S = 30  # a connection that says nothing
 _KEEP_ALIVE_S = 65  # longer than the pools of common clients and proxies, which then close first
 _LOOK_S = 0.01
-_CANCELLED_S = 0.5  # for tasks that were cancelled at the deadline
+_CUT_S = 0.2  # for handlers to notice that their connections were cut at the deadline
 
 
 class _Connection(H11Protocol):
@@ -82,10 +82,10 @@ class _Uvicorn(uvicorn.Server):
         for connection in list(state.connections):
             if isinstance(connection, H11Protocol):
                 connection.transport.abort()
+        if state.tasks:  # each hears that its client is gone
+            await asyncio.wait(set(state.tasks), timeout=_CUT_S)
         for task in list(state.tasks):
             task.cancel()
-        if state.tasks:
-            await asyncio.wait(set(state.tasks), timeout=_CANCELLED_S)
 
     def _time_left(self) -> bool:
         return self.by is not None and not self.by.passed

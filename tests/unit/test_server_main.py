@@ -1,0 +1,362 @@
+"""The server process from its configuration to its exit code, without processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import msgspec
+import pytest
+
+from fake_executor import KILLED, FakeExecutor, FakeReport
+from fake_server import PATIENCE_S, body
+from stopbath.config import ServeConfig
+from stopbath.lifecycle import Action, StartupError, StopNotice
+from stopbath.server import main as server_main
+from stopbath.server.exits import Ending, exit_code
+from stopbath.server.listener import CannotListen, listen
+from stopbath.server.logs import StderrLines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATH = "/v1/images/generations"
+
+
+@dataclass
+class FakeContext:
+    """The guardian's side of the control channel."""
+
+    guardian_pid: int | None = 11
+    keeper_pid: int = 12
+    url: str = ""
+    is_ready: threading.Event = field(default_factory=threading.Event)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    budget_s: float = 0.0
+    callbacks: list[Callable[[StopNotice], None]] = field(default_factory=list)
+    listening: threading.Event = field(default_factory=threading.Event)
+
+    def supervisor(self) -> Any:
+        """Never asked here: the executor is given."""
+        raise AssertionError
+
+    def ready(self, info: Any = None) -> None:
+        """Note it."""
+        self.url = info["url"]
+        self.is_ready.set()
+
+    def on_stop(self, callback: Callable[[StopNotice], None]) -> None:
+        """Note whom to call."""
+        self.callbacks.append(callback)
+        self.listening.set()
+
+    def announce_stop_within(self, seconds: float) -> None:
+        """Note it."""
+        self.budget_s = seconds
+
+    def send_report(self, report: dict[str, Any]) -> None:
+        """Note it."""
+        self.reports.append(report)
+
+    def stop(self, action: Action, within_s: float = 30.0) -> None:
+        """Send a stage, as the control thread does."""
+        assert self.listening.wait(PATIENCE_S)
+        for callback in self.callbacks:
+            callback(StopNotice(action, within_s))
+
+
+class Running:
+    """`run` on a thread, with its exit code at the end."""
+
+    def __init__(self, executor: FakeExecutor, **config: Any) -> None:
+        self.ctx, self.executor = FakeContext(), executor
+        self.code: int | None = None
+        builtins = msgspec.to_builtins(ServeConfig(**{"port": 0, **config}))
+
+        def work() -> None:
+            self.code = server_main.run(self.ctx, builtins, lambda *_: executor)
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+
+    def wait_ready(self) -> httpx.Client:
+        """Let the ranks be ready; give a client."""
+        self.executor.loaded.set()
+        assert self.ctx.is_ready.wait(PATIENCE_S), "never ready"
+        return httpx.Client(base_url=self.ctx.url, timeout=PATIENCE_S)
+
+    def wait_end(self) -> int | None:
+        """Give the exit code."""
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive(), "the server does not end"
+        return self.code
+
+
+def in_background(work: Callable[[], httpx.Response]) -> Callable[[], httpx.Response]:
+    """Run a request on a thread; give what waits for its answer."""
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(work()), daemon=True)
+    thread.start()
+
+    def wait() -> httpx.Response:
+        thread.join(PATIENCE_S)
+        return answers[0]
+
+    return wait
+
+
+def test_a_clean_stop(capfd: pytest.CaptureFixture[str]) -> None:
+    """One ready line, a report, exit 0, and nobody behind the port."""
+    server = Running(FakeExecutor(instant=True))
+    with server.wait_ready() as client:
+        assert client.get("/v1/status").json()["guardian_pid"] == 11
+        assert client.post(PATH, json=body()).status_code == 200
+        server.ctx.stop(Action.DRAIN)
+        assert server.wait_end() == 0
+        with pytest.raises(httpx.ConnectError):
+            client.get("/health")
+    assert server.executor.shutdowns == [Action.DRAIN]
+    assert server.ctx.budget_s == pytest.approx(10.0)
+    (report,) = server.ctx.reports
+    assert report["groups"] == [FakeReport().to_dict()]
+    assert (report["cause"], report["unfinished_requests"]) == (None, 0)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "stopbath: ready" in line]
+    assert lines == [f"stopbath: ready {server.ctx.url}"]
+
+
+def test_a_drain_finishes_the_running_request() -> None:
+    """The ranks are stopped after the last answer, not before."""
+    server = Running(FakeExecutor())
+    with server.wait_ready() as client:
+        answer = in_background(lambda: client.post(PATH, json=body()))
+        assert server.executor.called.acquire(timeout=PATIENCE_S)
+        server.ctx.stop(Action.DRAIN)
+        while client.get("/health/ready").status_code != 503:
+            pass
+        assert server.executor.shutdowns == []
+        server.executor.calls[0].finish()
+        assert answer().status_code == 200
+        assert server.wait_end() == 0
+
+
+def test_stop_now_does_not_wait_for_the_drain() -> None:
+    """The second stage answers everybody at once and goes on to the ranks."""
+    server = Running(FakeExecutor(slow_cancel=True), drain_s=600)
+    with server.wait_ready() as client:
+        answer = in_background(lambda: client.post(PATH, json=body()))
+        assert server.executor.called.acquire(timeout=PATIENCE_S)
+        server.ctx.stop(Action.DRAIN, 1000)
+        server.ctx.stop(Action.SIGTERM, 4)
+        response = answer()
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+        assert server.wait_end() == 0
+    assert server.executor.shutdowns[-1] is Action.SIGTERM
+    assert server.ctx.reports[0]["unfinished_requests"] == 1
+
+
+def test_stop_now_shortens_a_stop_of_the_ranks() -> None:
+    """A stage that comes while the ranks drain reaches them."""
+    executor = FakeExecutor()
+    executor.stop_blocked.clear()
+    server = Running(executor)
+    server.wait_ready().close()
+    server.ctx.stop(Action.DRAIN, 1000)
+    while not executor.shutdowns:
+        threading.Event().wait(0.001)
+    assert server.thread.is_alive()
+    server.ctx.stop(Action.SIGTERM, 4)
+    assert server.wait_end() == 0
+    assert executor.shutdowns == [Action.DRAIN, Action.SIGTERM]
+
+
+def test_the_last_stage_does_not_need_the_loop() -> None:
+    """Kill runs on the thread that hears of it."""
+    executor = FakeExecutor()
+    server = Running(executor)
+    server.wait_ready().close()
+    server.ctx.stop(Action.SIGKILL, 2)
+    assert executor.kills == 1
+    assert server.wait_end() == 0
+
+
+@pytest.mark.parametrize("action", [Action.DRAIN, Action.SIGTERM])
+def test_a_stop_during_the_start(action: Action) -> None:
+    """It ends at once, with 0: it was asked for."""
+    server = Running(FakeExecutor())
+    server.ctx.stop(action, 4)
+    assert server.wait_end() == 0
+    assert not server.ctx.is_ready.is_set()
+    assert server.executor.shutdowns == [Action.SIGTERM]
+
+
+def test_health_while_starting(capfd: pytest.CaptureFixture[str]) -> None:
+    """Alive, not ready, and requests hear that it is worth coming back."""
+    port = free_port()
+    server = Running(FakeExecutor(instant=True), port=port)
+    assert server.ctx.listening.wait(PATIENCE_S)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/health/ready").status_code == 503
+        refused = client.post(PATH, json=body())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
+        assert "stopbath: ready" not in capfd.readouterr().err
+        server.wait_ready().close()
+        assert client.get("/health/ready").status_code == 200
+    server.ctx.stop(Action.DRAIN)
+    assert server.wait_end() == 0
+
+
+def test_a_failed_start_is_told_readably(capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit 3, with the worker's own words and without a traceback of ours."""
+    executor = FakeExecutor()
+    executor.start_error = StartupError(KILLED._replace(phase="loading the model"))
+    server = Running(executor)
+    executor.loaded.set()
+    assert server.wait_end() == 3
+    said = capfd.readouterr().err
+    assert "rank1 killed by SIGKILL while loading the model" in said
+    assert "| bye" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_dead_engine_ends_the_server_with_4(asked: bool) -> None:  # noqa: FBT001
+    """Whoever asked, and whatever the policy: the code says that the engine was dead."""
+    server = Running(FakeExecutor(), on_engine_death="hold" if asked else "exit")
+    with server.wait_ready() as client:
+        answer = in_background(lambda: client.post(PATH, json=body()))
+        assert server.executor.called.acquire(timeout=PATIENCE_S)
+        server.executor.die()
+        assert answer().json()["error"]["code"] == "worker_died"
+        if asked:  # it stays up, and goes on saying why
+            assert "SIGKILL" in client.get("/health").json()["cause"]
+            assert server.thread.is_alive()
+            server.ctx.stop(Action.DRAIN)
+        assert server.wait_end() == 4
+    assert "SIGKILL" in server.ctx.reports[0]["cause"]
+    assert server.ctx.reports[0]["unfinished_requests"] == 1
+
+
+def test_survivors_are_exit_5() -> None:
+    """It comes before every other code."""
+    executor = FakeExecutor()
+    executor.report = FakeReport(survivors=("rank1",))
+    server = Running(executor)
+    server.wait_ready().close()
+    executor.die()
+    assert server.wait_end() == 5
+
+
+def test_an_executor_that_never_returns_cannot_hold_the_server() -> None:
+    """The wait for the stop is bounded too; the end is not called clean."""
+    executor = FakeExecutor()
+    server = Running(executor, drain_s=0.1, terminate_s=0.1, kill_s=0.1)
+    server.wait_ready().close()
+    blocked = threading.Event()
+    executor.shutdown = lambda *_, **__: blocked.wait(60)  # type: ignore[method-assign]
+    server.ctx.stop(Action.DRAIN)
+    assert server.wait_end() == 1
+    blocked.set()
+
+
+def test_an_error_in_the_http_layer_stops_everything(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A server without HTTP must not go on holding its devices."""
+
+    async def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no more file descriptors")
+
+    monkeypatch.setattr("stopbath.server.serving.HttpServer.serve", broken)
+    server = Running(FakeExecutor())
+    assert server.wait_end() == 1
+    assert server.executor.shutdowns == [Action.SIGTERM]
+    assert "no more file descriptors" in capfd.readouterr().err
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_a_taken_port_names_its_holder(capfd: pytest.CaptureFixture[str]) -> None:
+    """One line with address, pid and command, before anything heavy is started."""
+    with listen("127.0.0.1", 0) as taken:
+        server = Running(FakeExecutor(), port=taken.getsockname()[1])
+        assert server.wait_end() == 3
+    said = capfd.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{server_port(said)}: Address already in use" in said
+    assert f"held by pid {os.getpid()}: " in said
+    assert not server.ctx.callbacks
+
+
+def server_port(said: str) -> str:
+    return said.partition("127.0.0.1:")[2].partition(":")[0]
+
+
+def test_the_port_is_free_again_at_once() -> None:
+    """Connections in TIME_WAIT do not keep a restart away."""
+    server = Running(FakeExecutor(instant=True), port=(port := free_port()))
+    with server.wait_ready() as client:
+        client.post(PATH, json=body())
+        server.ctx.stop(Action.DRAIN)
+        assert server.wait_end() == 0
+    listen("127.0.0.1", port).close()
+
+
+def test_an_address_that_is_none() -> None:
+    """A name that does not resolve is one line as well."""
+    with pytest.raises(CannotListen, match=r"cannot listen on no\.such\.host\.invalid:80"):
+        listen("no.such.host.invalid", 80)
+
+
+def test_the_listener_is_not_inherited() -> None:
+    """A rank that held it would accept connections that nobody serves."""
+    with listen("127.0.0.1", 0) as listener:
+        assert not listener.get_inheritable()
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+
+
+@pytest.mark.parametrize("config", [{"ranks": 0}, {"ranks": "x"}, {"port": 70000}])
+def test_what_cannot_be_is_exit_2(config: dict[str, Any]) -> None:
+    """Usage errors end before anything is bound."""
+    server = Running(FakeExecutor(), **config)
+    assert server.wait_end() == 2
+
+
+def test_exit_codes_take_precedence() -> None:
+    """5 > 4 > 3 > 1 > 0."""
+    order = [Ending.ASKED, Ending.ERROR, Ending.START_FAILED, Ending.ENGINE_DEAD, Ending.SURVIVORS]
+    codes = [exit_code(set(order[: n + 1])) for n in range(len(order))]
+    assert codes == [0, 1, 3, 4, 5]
+    assert exit_code(set()) == 1
+
+
+def test_a_full_stderr_never_blocks() -> None:
+    """Lines are dropped and counted; whoever logs goes on."""
+    reader, writer = os.pipe()
+    lines = StderrLines(writer)
+    for _ in range(3000):
+        lines.write("x" * 1000)  # a pipe holds 65 of them, the queue 1000
+    drained: list[bytes] = []
+
+    def drain() -> None:
+        while piece := os.read(reader, 1 << 16):
+            drained.append(piece)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    while lines._lines.qsize() > 900:
+        threading.Event().wait(0.001)
+    lines.write("the last line")
+    lines.close(PATIENCE_S)
+    os.close(writer)
+    thread.join(PATIENCE_S)
+    os.close(reader)
+    said = b"".join(drained)
+    assert b"log lines were dropped" in said
+    assert said.endswith(b"the last line\n")
