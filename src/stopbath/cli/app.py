@@ -20,7 +20,7 @@ app = typer.Typer(
 app.command()(serve)
 
 
-def _version(asked: bool) -> None:  # noqa: FBT001  (typer's callback signature)
+def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"stopbath {stopbath.__version__}")
         raise typer.Exit

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import msgspec
 import typer
@@ -20,11 +19,8 @@ __all__ = ["serve"]
 
 _OUTER_S = 1.0  # what the guardian waits beyond the server's own time for a stop
 
-ParallelChoice = Enum("ParallelChoice", {word: word for word in get_args(Parallel)})  # type: ignore[misc]
-DeathChoice = Enum("DeathChoice", {word: word for word in get_args(OnEngineDeath)})  # type: ignore[misc]
 
-
-def serve(  # noqa: PLR0917
+def serve(
     model: Annotated[
         str, typer.Argument(help="A diffusers checkpoint on disk; by default the bundled model.")
     ] = BUNDLED,
@@ -32,7 +28,7 @@ def serve(  # noqa: PLR0917
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     ranks: Annotated[int, typer.Option(help="Worker processes that serve the model.")] = 1,
     parallel: Annotated[
-        ParallelChoice | None,
+        Parallel | None,
         typer.Option(help="How ranks share the work; with 2 ranks cfg is the default."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -43,8 +39,8 @@ def serve(  # noqa: PLR0917
         float, typer.Option(help="Seconds a starting rank may go without progress.")
     ] = 600.0,
     on_engine_death: Annotated[
-        DeathChoice, typer.Option(help="Leave with 4, or stay up and answer 503.")
-    ] = DeathChoice.exit,
+        OnEngineDeath, typer.Option(help="Leave with 4, or stay up and answer 503.")
+    ] = "exit",
     report: Annotated[Path | None, typer.Option(help="Where to write the stop's report.")] = None,
     api_key: Annotated[str, typer.Option(help="Ask clients for this bearer token.")] = "",
     served_name: Annotated[str, typer.Option(help="The model's name in /v1/models.")] = "",
@@ -63,13 +59,13 @@ def serve(  # noqa: PLR0917
         host=host,
         port=port,
         ranks=ranks,
-        parallel=parallel.value if parallel else ("cfg" if ranks == 2 else "none"),  # noqa: PLR2004
+        parallel=parallel or ("cfg" if ranks == 2 else "none"),  # noqa: PLR2004
         device=device,
         drain_s=drain,
         terminate_s=terminate,
         kill_s=kill,
         start_s=start,
-        on_engine_death=on_engine_death.value,
+        on_engine_death=on_engine_death,
         api_key=api_key,
         worker_extension=worker_extension,
         queue_limit=queue_limit,
@@ -81,7 +77,7 @@ def serve(  # noqa: PLR0917
             "worker": "server",
             "target": "stopbath.server.main:main",
             "args": [msgspec.to_builtins(config)],
-            "path": [str(Path.cwd()) if not entry else entry for entry in sys.path],
+            "path": [entry or str(Path.cwd()) for entry in sys.path],
             "graces_s": [
                 drain + terminate + kill + _OUTER_S,
                 terminate + kill + _OUTER_S,

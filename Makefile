@@ -1,0 +1,47 @@
+# Everything happens in .venv. `make serve` on a machine with Python 3.11+ and make is enough.
+
+PYTHON ?= python3
+# The machine's own kind of torch: pip takes a CPU or a CUDA build, whichever its index offers.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help env serve test check format bench model clean
+
+help: ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stopbath needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,dev]'
+	touch $(READY)
+
+env: $(READY) ## make the environment
+
+serve: $(READY) ## serve the bundled model on http://127.0.0.1:8000 (ARGS='--ranks 2' …)
+	$(BIN)/stopbath serve $(ARGS)
+
+test: $(READY) ## every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## style, types, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## let ruff lay the code out
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(READY) ## print the numbers of docs/numbers.md
+	$(BIN)/python -m benchmarks $(ARGS)
+
+model: $(READY) ## train the bundled model anew (about half an hour on two cores; needs npm)
+	$(BIN)/python -m training.train_digits --seed 0 $(ARGS)
+
+clean: ## remove the environment and the caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
