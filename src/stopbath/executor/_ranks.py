@@ -22,9 +22,15 @@ TARGET: Final = "stopbath.worker.main:main"
 """What a rank runs; by name, because this side imports nothing of a rank."""
 
 _STORE: Final = "store"
-# The ranks of a replica share a machine: their sockets need no other interface, and the name of
-# the host need not resolve.
-_LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+_SETTINGS: Final = {
+    # The ranks of a replica share a machine: their sockets need no other interface, and the name
+    # of the host need not resolve.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    # OpenMP's threads spin while they wait for each other. When anything else wants a core, they
+    # spin away the time of the one they wait for: a step took 20 times as long on a busy machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 
 
 def describe(
@@ -37,7 +43,7 @@ def describe(
     """
     told = msgspec.to_builtins(config)
     given = environment()
-    env = {key: value for key, value in _LOOPBACK.items() if key not in given}
+    env = {key: value for key, value in _SETTINGS.items() if key not in given}
     shared: dict[str, int] = {}
     if config.ranks > 1:
         store = os.memfd_create("stopbath-store", os.MFD_CLOEXEC)

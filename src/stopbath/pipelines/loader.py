@@ -75,11 +75,10 @@ def load_pipeline(model: str, device: str) -> tuple[Any, ModelDefaults]:
     import torch
     from diffusers import DiffusionPipeline
 
+    _hush()
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:
-        pipe = DiffusionPipeline.from_pretrained(
-            str(path), local_files_only=True, torch_dtype=dtype
-        )
+        pipe = DiffusionPipeline.from_pretrained(str(path), local_files_only=True, dtype=dtype)
     except (OSError, ValueError, ImportError, AttributeError, TypeError, RuntimeError) as error:
         first = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise ModelUnusable(f"{path} cannot be loaded by diffusers: {first}") from error
@@ -87,6 +86,16 @@ def load_pipeline(model: str, device: str) -> tuple[Any, ModelDefaults]:
         raise ModelUnusable(f"{path} is a {type(pipe).__name__}, which takes no prompt")
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(device), defaults
+
+
+def _hush() -> None:
+    """Keep progress bars and advice off stderr, whose last lines explain a rank's death."""
+    import diffusers.utils.logging as of_diffusers
+    import transformers.utils.logging as of_transformers
+
+    for module in (of_diffusers, of_transformers):
+        module.disable_progress_bar()
+        module.set_verbosity_error()
 
 
 def call_parameters(pipe: Any) -> Mapping[str, inspect.Parameter]:

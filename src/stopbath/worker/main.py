@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import socket
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -52,6 +55,20 @@ def main(
     why = loop.serve()
     if why is not None and not ctx.stopping.is_set():
         raise RuntimeError(why)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End the process now that all is answered, without taking the interpreter apart.
+
+    Freeing the modules of torch and diffusers one by one takes a second of the drain's grace; the
+    kernel frees them in milliseconds. Exit functions still run, for an extension's profiler.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001  (there is no public way to run them before _exit)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 class _Exits:

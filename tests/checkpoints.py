@@ -1,0 +1,189 @@
+"""Tiny checkpoints with random weights, in ordinary diffusers format, built from config classes.
+
+Each builder writes a folder that `DiffusionPipeline.from_pretrained` loads, in about a second,
+with a few hundred kilobytes of weights. Weights depend on the seed alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HIDDEN = 16
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = [
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "!",
+    *LETTERS,
+    *(f"{letter}</w>" for letter in LETTERS),
+]
+
+
+def sd3(path: Path, *, seed: int = 0) -> Path:
+    """Stable Diffusion 3: batched CFG, flow matching, 32 x 32 pixels, multiples of 8."""
+    import torch
+    from diffusers import (
+        FlowMatchEulerDiscreteScheduler,
+        SD3Transformer2DModel,
+        StableDiffusion3Pipeline,
+    )
+
+    torch.manual_seed(seed)
+    transformer = SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=2 * HIDDEN,
+        caption_projection_dim=16,
+        pooled_projection_dim=2 * HIDDEN,
+        pos_embed_max_size=16,
+    )
+    tokenizer = clip_tokenizer(path)
+    pipe = StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=_vae(channels=(8, 16, 16), latent_channels=4),
+        text_encoder=_clip(projection=True),
+        tokenizer=tokenizer,
+        text_encoder_2=_clip(projection=True),
+        tokenizer_2=tokenizer,
+        text_encoder_3=_t5(2 * HIDDEN),
+        tokenizer_3=tokenizer,
+    )
+    return _save(pipe, path, {"max_sequence_length": 16})
+
+
+def sd15(path: Path, *, seed: int = 0) -> Path:
+    """Stable Diffusion 1.5: a UNet with batched CFG and a multistep scheduler, 32 x 32 pixels."""
+    import torch
+    from diffusers import PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+
+    torch.manual_seed(seed)
+    pipe = StableDiffusionPipeline(
+        unet=UNet2DConditionModel(
+            sample_size=16,
+            in_channels=4,
+            out_channels=4,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            norm_num_groups=4,
+            cross_attention_dim=HIDDEN,
+            attention_head_dim=4,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        ),
+        scheduler=PNDMScheduler(skip_prk_steps=True, steps_offset=1),
+        vae=_vae(channels=(8, 16), latent_channels=4),
+        text_encoder=_clip(projection=False),
+        tokenizer=clip_tokenizer(path),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    return _save(pipe, path)
+
+
+def flux(path: Path, *, seed: int = 0) -> Path:
+    """Flux with guidance embedded: one forward pass a step, no batched CFG; 32 x 32 pixels."""
+    import torch
+    from diffusers import (
+        FlowMatchEulerDiscreteScheduler,
+        FluxPipeline,
+        FluxTransformer2DModel,
+    )
+
+    torch.manual_seed(seed)
+    tokenizer = clip_tokenizer(path)
+    pipe = FluxPipeline(
+        transformer=FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=HIDDEN,
+            pooled_projection_dim=HIDDEN,
+            axes_dims_rope=(2, 2, 4),
+            guidance_embeds=True,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=_vae(channels=(8, 16, 16), latent_channels=4),
+        text_encoder=_clip(projection=False),
+        tokenizer=tokenizer,
+        text_encoder_2=_t5(HIDDEN),
+        tokenizer_2=tokenizer,
+    )
+    defaults = {"width": 32, "height": 32, "max_sequence_length": 16}
+    return _save(pipe, path, defaults)
+
+
+def _save(pipe: Any, path: Path, defaults: dict[str, object] | None = None) -> Path:
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(path)
+    if defaults:
+        (path / "stopbath.json").write_text(json.dumps(defaults))
+    return path
+
+
+def _vae(*, channels: tuple[int, ...], latent_channels: int) -> Any:
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        block_out_channels=channels,
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        latent_channels=latent_channels,
+        layers_per_block=1,
+        norm_num_groups=4,
+        sample_size=32,
+        shift_factor=0.0,
+        scaling_factor=1.0,
+    )
+
+
+def _clip(*, projection: bool) -> Any:
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=len(WORDS),
+        hidden_size=HIDDEN,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        projection_dim=HIDDEN,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    return (CLIPTextModelWithProjection if projection else CLIPTextModel)(config).eval()
+
+
+def _t5(width: int) -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    return T5EncoderModel(
+        T5Config(vocab_size=len(WORDS), d_model=width, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    ).eval()
+
+
+def clip_tokenizer(path: Path) -> Any:
+    """Make a CLIP tokenizer that knows letters and joins none of them."""
+    from transformers import CLIPTokenizer
+
+    path.mkdir(parents=True, exist_ok=True)
+    vocabulary, merges = path / "words.json", path / "merges.txt"
+    vocabulary.write_text(json.dumps({word: i for i, word in enumerate(WORDS)}))
+    merges.write_text("#version: 0.2\n")
+    return CLIPTokenizer(
+        vocab=str(vocabulary), merges=str(merges), model_max_length=16, unk_token="!"
+    )
