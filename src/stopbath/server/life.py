@@ -56,6 +56,8 @@ class Life:
         self._engine = Engine([executor], queue_limit=config.queue_limit)
         processes = Processes(ctx.guardian_pid, ctx.keeper_pid)
         self._http = HttpServer(create_app(self._engine, config, processes), listener)
+        self._graces_s = config.terminate_s + config.kill_s
+        self._was_started = False  # there are ranks to stop
         self._was_ready = False
 
     async def run(self) -> set[Ending]:
@@ -97,6 +99,7 @@ class Life:
             failed: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
             return failed
+        self._was_started = True
         # The group bounds it: a budget for each phase, extended by progress, under a hard cap.
         return _in_thread(lambda: self._executor.wait_ready(Deadline.never()), "start")
 
@@ -117,29 +120,34 @@ class Life:
 
     async def _end(self, http: asyncio.Task[None]) -> set[Ending]:
         """Answer everybody, close the port, stop the ranks, account for it; all bounded."""
-        config = self._config
-        graces = config.terminate_s + config.kill_s
-        by = Deadline.after(min(config.drain_s + graces, self._stops.by.left_s() - MARGIN_S))
-        drained_by = Deadline.after(min(config.drain_s, by.left_s() - graces))
+        by = self._by()
+        first = Action.SIGTERM
         if self._stops.stage is Action.DRAIN and self._was_ready:
+            drained_by = Deadline.after(min(self._config.drain_s, by.left_s() - self._graces_s))
             await _first(self._engine.drain(drained_by), self._stops.now())
-            first = Action.SIGTERM if drained_by.passed else Action.DRAIN
-        else:
-            first = Action.SIGTERM
+            if self._stops.stage is Action.DRAIN and not drained_by.passed:
+                first = Action.DRAIN
         self._engine.stop("the server is stopping")
         self._http.stop(Deadline.after(_FLUSH_S))
-        report = await self._stop_ranks(first, by)
+        report = None
+        if self._was_started:
+            report = await self._stop_ranks(first, by.sooner(self._by()))
         await asyncio.wait({http}, timeout=_FLUSH_S + MARGIN_S)
         self._account(report)
         endings: set[Ending] = set()
         if not http.done() or http.exception() is not None:
             self._say(f"the HTTP server did not end well: {http!r}")
             endings.add(Ending.ERROR)
-        if report is None:
+        if report is None and self._was_started:
             endings.add(Ending.ERROR)
-        elif report.survivors:
+        elif report is not None and report.survivors:
             endings.add(Ending.SURVIVORS)
         return endings
+
+    def _by(self) -> Deadline:
+        """Say when the ranks must be gone, as far as is known now."""
+        whole = self._config.drain_s + self._graces_s
+        return Deadline.after(min(whole, self._stops.by.left_s() - MARGIN_S))
 
     async def _stop_ranks(self, first: Action, by: Deadline) -> ShutdownReport | None:
         """Stop them, harder as soon as that is asked; None when the executor does not return."""
@@ -148,7 +156,7 @@ class Life:
             asyncio.wait({stopping}, timeout=by.left_s() + MARGIN_S / 2), self._stops.now()
         )
         if not stopping.done():
-            now_by = by.sooner(Deadline.after(self._stops.by.left_s() - MARGIN_S))
+            now_by = by.sooner(self._by())
             # A second caller joins the stop in progress, and shortens it.
             _in_thread(lambda: self._executor.shutdown(now_by, first=Action.SIGTERM), "stop now")
             await asyncio.wait({stopping}, timeout=now_by.left_s() + MARGIN_S / 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -70,7 +71,12 @@ def _run(
         except Exception:  # noqa: BLE001  (nothing runs yet; all that is owed is the reason)
             say(f"start-up failed\n{traceback.format_exc()}")
             return {Ending.START_FAILED}
-        stops = Stops(executor.kill)
+
+        def kill() -> None:
+            with suppress(Exception):  # not started, or ended: there is nothing to kill
+                executor.kill()
+
+        stops = Stops(kill)
         stops.take_signals(config.terminate_s + config.kill_s)
         ctx.announce_stop_within(config.drain_s + config.terminate_s + config.kill_s + MARGIN_S)
         ctx.on_stop(stops.hear)
@@ -79,7 +85,7 @@ def _run(
             return asyncio.run(life.run())
         except Exception:  # noqa: BLE001  (a bug of ours must not leave the ranks running)
             say(f"unexpected error\n{traceback.format_exc()}")
-            executor.kill()
+            kill()
             return {Ending.ERROR}
 
 
