@@ -184,6 +184,5 @@ def clip_tokenizer(path: Path) -> Any:
     vocabulary, merges = path / "words.json", path / "merges.txt"
     vocabulary.write_text(json.dumps({word: i for i, word in enumerate(WORDS)}))
     merges.write_text("#version: 0.2\n")
-    return CLIPTokenizer(
-        vocab=str(vocabulary), merges=str(merges), model_max_length=16, unk_token="!"
-    )
+    special = {"unk_token": "!"}
+    return CLIPTokenizer(vocab=str(vocabulary), merges=str(merges), model_max_length=16, **special)
