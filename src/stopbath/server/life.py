@@ -33,6 +33,7 @@ MARGIN_S = 1.0
 """What the server keeps of a stop's budget for the last answers and the report."""
 
 _FLUSH_S = 0.5  # for answers that are made to reach clients that read
+_LAST_WORDS_S = 5.0  # for a failed start to say why, once a rank is known to be lost
 
 T = TypeVar("T")
 
@@ -78,8 +79,10 @@ class Life:
         starting = self._start()
         ends: list[asyncio.Future[Any]] = [http, asked]
         try:
-            await asyncio.wait([*ends, starting], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*ends, starting, dead], return_when=asyncio.FIRST_COMPLETED)
             if not (http.done() or asked.done()):
+                if not starting.done():  # dead: the start should be telling why any moment now
+                    await asyncio.wait([*ends, starting], timeout=_LAST_WORDS_S)
                 problem = self._started(starting)
                 if problem is not None:
                     return {problem}
@@ -104,6 +107,9 @@ class Life:
         return _in_thread(lambda: self._executor.wait_ready(Deadline.never()), "start")
 
     def _started(self, starting: asyncio.Future[ModelInfo]) -> Ending | None:
+        if not starting.done():
+            self._say(f"start-up failed: {self._engine.cause}")
+            return Ending.START_FAILED
         try:
             model = starting.result()
         except StartupError as error:

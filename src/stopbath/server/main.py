@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -80,6 +81,9 @@ def _run(
         stops.take_signals(config.terminate_s + config.kill_s)
         ctx.announce_stop_within(config.drain_s + config.terminate_s + config.kill_s + MARGIN_S)
         ctx.on_stop(stops.hear)
+        # What is imported stays. A collection over it would hold the interpreter for tens of
+        # milliseconds, and with it the notice of a rank's death; leaving is 0.1 s faster, too.
+        gc.freeze()
         try:
             life = Life(ctx, config, listener=listener, executor=executor, stops=stops, say=say)
             return asyncio.run(life.run())
@@ -92,4 +96,6 @@ def _run(
 def _multiproc(ctx: ServerContext, config: ServeConfig) -> Executor:
     from stopbath.executor.multiproc import MultiprocExecutor
 
-    return MultiprocExecutor(config, name="replica0", supervisor=ctx.supervisor())
+    supervisor = ctx.supervisor()
+    supervisor.start_thread()
+    return MultiprocExecutor(config, name="replica0", supervisor=supervisor)
