@@ -27,6 +27,7 @@ _HEADER = struct.Struct("!IB")  # bytes of payload, number of file descriptors
 MAX_FRAME = 8 << 20  # an environment of 2 MiB (ARG_MAX) fits escaped
 MAX_QUEUED = 16 << 20
 MAX_FDS = 64
+MAX_TURN = 1 << 20  # more than the kernel keeps for a peer that is dead
 _INT = array.array("i").itemsize
 _CMSG = socket.CMSG_SPACE(MAX_FDS * _INT)
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux; elsewhere the exec'd child closes them
@@ -93,12 +94,14 @@ class Channel:
         return True
 
     def receive(self) -> list[tuple[Frame, list[int]]]:
-        """Read every whole frame that has arrived; `eof` is set when the peer is gone.
+        """Read the whole frames that have arrived; `eof` is set when the peer is gone.
 
-        A reset counts as the end (a killed peer gives ECONNRESET as often as EOF). The caller
+        At most `MAX_TURN` bytes at a time, so that a peer that floods cannot keep the caller:
+        what is left makes the socket readable again. A reset counts as the end (a killed peer gives ECONNRESET as often as EOF). The caller
         owns the descriptors.
         """
-        while not self.eof:
+        until = len(self._in) + MAX_TURN
+        while not self.eof and len(self._in) < until:
             try:
                 data, ancillary, flags, _ = self._sock.recvmsg(65536, _CMSG, _CLOEXEC)
             except BlockingIOError:

@@ -149,9 +149,9 @@ class WorkerContext:
 
     def _send(self, frame: Frame, *, wait: bool = True) -> None:
         with self._lock:
-            if not wait and self._channel.wants_write:
-                return
             try:
+                if not wait and not self._channel.flush():
+                    return
                 self._channel.send(frame)
                 while wait and self._channel.wants_write:
                     poll = select.poll()

@@ -26,7 +26,7 @@ class Deadline:
     @classmethod
     def after(cls, seconds: float) -> Deadline:
         """Give the moment `seconds` from now; a negative number acts as now."""
-        return cls(time.monotonic() + max(0.0, seconds))
+        return cls(time.monotonic() + max(seconds, 0.0))  # in this order NaN is seen
 
     @classmethod
     def never(cls) -> Deadline:

@@ -75,6 +75,14 @@ class Schedule(NamedTuple):
         """Give the moment after `now` at which something has to be done."""
         return min((begin for _, begin in self.begins if begin > now), default=self.over_at)
 
+    def no_later_than(self, other: Schedule) -> Schedule:
+        """Give this schedule with no step later than `other` has it."""
+        known = dict(other.begins)
+        begins = tuple(
+            (action, min(begin, known.get(action, begin))) for action, begin in self.begins
+        )
+        return Schedule(begins, min(self.over_at, other.over_at))
+
 
 def plan(
     escalation: Escalation,
