@@ -72,6 +72,7 @@ def serve(
     ).checked()
     become_guardian(
         {
+            "kind": "serve",
             "name": "serve",
             "run_id": secrets.token_hex(8),
             "worker": "server",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -86,6 +87,8 @@ class WorkerContext:
 
     def announce_stop_within(self, seconds: float) -> None:
         """Say how long this worker's own orderly stop can take; the drain waits that long."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"a stop takes a number of seconds >= 0, not {seconds!r}")
         self._send({"t": "budget", "stop_s": seconds})
 
     def send_report(self, report: Frame) -> None:

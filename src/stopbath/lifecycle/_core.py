@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle._errors import Cause, Exit, describe_exception
-from stopbath.lifecycle._escalation import Action, Escalation, Schedule, plan
-from stopbath.lifecycle._member import Member, forward, survivor_of
+from stopbath.lifecycle._escalation import Action
+from stopbath.lifecycle._evidence import survivor_of
 from stopbath.lifecycle._process import memory_gib, peek_exit
 from stopbath.lifecycle._report import ShutdownReport
 from stopbath.lifecycle._state import (
@@ -23,14 +23,17 @@ from stopbath.lifecycle._state import (
     WorkerState,
     next_state,
 )
+from stopbath.lifecycle._stop import Stop
+from stopbath.lifecycle._words import forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stopbath.lifecycle._channel import Frame
+    from stopbath.lifecycle._escalation import Escalation
+    from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._process import ProcessRef
     from stopbath.lifecycle._report import Survivor
-    from stopbath.lifecycle._spec import WorkerSpec
     from stopbath.lifecycle._supervisor import Supervisor
 
 __all__ = ["GroupCore", "Policy"]
@@ -52,7 +55,7 @@ class GroupCore:
     def __init__(
         self,
         name: str,
-        specs: Sequence[WorkerSpec],
+        members: Sequence[Member],
         *,
         escalation: Escalation,
         policy: Policy,
@@ -61,9 +64,7 @@ class GroupCore:
     ) -> None:
         self.name, self.escalation, self.policy = name, escalation, policy
         self.state = GroupState.NEW
-        self.members = [
-            Member(spec, spec.name or f"{name}{rank}", rank) for rank, spec in enumerate(specs)
-        ]
+        self.members = list(members)
         self.cause: Cause | None = None
         self.report: ShutdownReport | None = None
         self.was_ready = False
@@ -72,13 +73,9 @@ class GroupCore:
         self._callbacks: list[Callable[[Cause], None]] = []
         self._ready_waiters: list[Callable[[], None]] = []
         self._over_waiters: list[Callable[[], None]] = []
-        self._schedule: Schedule | None = None
-        self._deadline = math.inf
-        self._applied = Action.DRAIN
-        self._began = 0.0
+        self._stop: Stop | None = None
         self._began_wall = ""
-        self._asked_by = ""
-        self._kill_extra_s = 0.0
+        self._linger_s: float | None = None
         self._strays: list[dict[str, Any]] = []
         self._strays_left: list[Frame] = []
 
@@ -116,16 +113,19 @@ class GroupCore:
         assert self._sup is not None
         member.born(ref)
         self._sup.watch_death(self, member)
-        if self.state is GroupState.STOPPING:  # nothing of the user's has run in it yet
+        if self.state in {GroupState.STOPPING, GroupState.SURVIVED}:  # nothing has run in it yet
             member.act(Action.SIGKILL, time.monotonic(), 0.0)
             return
         try:
             member.let_go_on()
         except Exception as error:  # a target that does not pickle
             self.fault(member, f"cannot be given its target: {describe_exception(error)}")
+        if member.state is WorkerState.READY:  # a command is, as soon as it runs
+            self._ready_if_all_are()
 
-    def spawn_failed(self, member: Member, why: str) -> None:
+    def spawn_failed(self, member: Member, errno: int, why: str) -> None:
         """The keeper could not start a worker."""
+        member.spawn_errno = errno
         self._spawn_failed(member, why)
 
     def _spawn_failed(self, member: Member, why: str) -> None:
@@ -136,7 +136,9 @@ class GroupCore:
         self._finish_if_ended()
 
     def frame(self, member: Member, frame: Frame) -> None:
-        """Act on what a worker said."""
+        """Act on what a worker said; a child it forked may still speak for a dead one."""
+        if not member.alive:
+            return
         member.heard_at = time.monotonic()
         kind = frame.get("t")
         if kind == "progress":
@@ -146,18 +148,23 @@ class GroupCore:
             member.info = frame["info"]
             member.phase = "running"
             member.move(WorkerEvent.READY)
-            if all(m.state is WorkerState.READY for m in self.members):
-                self._move(GroupEvent.ALL_READY)
-                self.was_ready = True
-                self._release(self._ready_waiters)
+            self._ready_if_all_are()
         elif kind == "failed":
             member.phase = str(frame["phase"])
             self.fault(member, str(frame["what"]))
         elif kind == "budget":
-            member.budget_s = float(frame["stop_s"])
-            self._replan()
+            budget_s = float(frame["stop_s"])
+            member.budget_s = budget_s if math.isfinite(budget_s) else 0.0
+            if self._stop is not None:
+                self._stop.wait_longer(member.budget_s)
         elif kind == "report":
             member.reports.append(frame["report"])
+
+    def _ready_if_all_are(self) -> None:
+        if all(m.state is WorkerState.READY for m in self.members):
+            self._move(GroupEvent.ALL_READY)
+            self.was_ready = True
+            self._release(self._ready_waiters)
 
     # -- faults
 
@@ -167,9 +174,9 @@ class GroupCore:
             return
         if self.cause is None:
             assert self._sup is not None
-            forward(member.read_stderr())
+            forward(member.words.read())
             self.cause = Cause(
-                member.name, member.pid, member.phase, what, member.exit, member.last_words()
+                member.name, member.pid, member.phase, what, member.exit, member.words.last()
             )
             for callback in self._callbacks:
                 self._sup.call_later(callback, self.cause)
@@ -231,17 +238,17 @@ class GroupCore:
             self.died(member, now)
 
     def _ended(self, member: Member, now: float) -> None:
-        member.status_due = None
-        member.ended_at = now
         asked = member.state in {WorkerState.STOPPING, WorkerState.SURVIVED}
-        member.move(WorkerEvent.EXITED)
-        if not asked:
-            what = (
-                f"was {member.exit}"
-                if member.exit and member.exit.signal
-                else (f"ended without being asked to ({member.exit})")
-            )
-            self.fault(member, what)
+        member.ended(now)
+        if not asked and member.exit is not None:
+            what = member.fault_of(member.exit)
+            if what is not None:
+                self.fault(member, what)
+            else:  # in order; what it left behind may linger, then it is not
+                self._linger_s = member.linger_s
+                self.stop(Action.DRAIN, math.inf, f"the end of {member.name}")
+        elif member.reachable:  # its strays need no drain
+            self.stop(Action.SIGTERM, math.inf, "")
         if self._sup is not None and self._sup.keeper.channel.eof:
             self.gone(member, [])  # nobody is left to tell
         else:
@@ -270,7 +277,7 @@ class GroupCore:
             return
         if self.state in {GroupState.STARTING, GroupState.READY}:  # INDEPENDENT, and all have ended
             self.stop(Action.SIGTERM, math.inf, "every worker ended")
-        elif self.state in {GroupState.STOPPING, GroupState.SURVIVED}:
+        if self.state in {GroupState.STOPPING, GroupState.SURVIVED}:
             was_stopping = self.state is GroupState.STOPPING
             self._move(GroupEvent.ENDED)
             self._close(make_report=was_stopping)
@@ -292,8 +299,8 @@ class GroupCore:
             return
         if done is not None:
             self._over_waiters.append(done)
-        if self.state is GroupState.STOPPING:
-            self._shorten(first, deadline, now)
+        if self.state is GroupState.STOPPING and self._stop is not None:
+            self._stop.shorten(first, deadline, now)
         else:
             self._begin(first, deadline, asked_by, now)
         self.tick(now)
@@ -302,72 +309,37 @@ class GroupCore:
         self._move(GroupEvent.STOP)
         for member in self.members:
             member.move(WorkerEvent.STOP)
-        self._began, self._began_wall = time.monotonic(), _wall_clock()
         self._close(make_report=True)
         return True
 
     def _begin(self, first: Action, deadline: float, asked_by: str, now: float) -> None:
         again = self.state is GroupState.SURVIVED
         self._move(GroupEvent.STOP)
-        self._began, self._asked_by = now, asked_by
         self._began_wall = _wall_clock()
-        living = [m for m in self.members if m.pid and m.alive]
         # Read now: the kill path opens nothing.
-        self._kill_extra_s = _TEARDOWN_S_PER_GIB * max(
-            (memory_gib(m.pid) for m in living if m.pid), default=0.0
+        memory = max((memory_gib(m.pid) for m in self.members if m.pid and m.alive), default=0.0)
+        graces = self.escalation
+        self._stop = Stop(
+            graces if self._linger_s is None else graces.with_drain(self._linger_s),
+            first=Action.SIGKILL if again else first,  # survivors have had every other step
+            now=now,
+            deadline=deadline,
+            asked_by=asked_by,
+            kill_extra_s=memory * _TEARDOWN_S_PER_GIB,
         )
-        if again:  # survivors have had every step; they get the last one again
-            first = Action.SIGKILL
-            for member in living:
-                member.sent = None
-        self._applied = Action.DRAIN
-        self._deadline = deadline
-        self._schedule = self._plan(first, now)
         for member in self.members:
+            self._stop.wait_longer(member.budget_s)
+            if again:
+                member.sent = None
             if member.state is WorkerState.CREATED:
                 member.move(WorkerEvent.STOP)
-        self._apply(self._schedule.action_at(now), now)
 
-    def _plan(self, first: Action, now: float, spent_s: float = 0.0) -> Schedule:
-        budget = max((m.budget_s for m in self.members), default=0.0)
-        steps = {step.action: step.grace_s for step in self.escalation.steps}
-        escalation = self.escalation
-        if budget > steps[Action.DRAIN]:  # a worker with an orderly stop of its own
-            escalation = Escalation(budget, steps[Action.SIGTERM], steps[Action.SIGKILL])
-        return plan(
-            escalation,
-            first=first,
-            now=now,
-            deadline=self._deadline,
-            spent_s=spent_s,
-            kill_extra_s=self._kill_extra_s,
-        )
-
-    def _shorten(self, first: Action, deadline: float, now: float) -> None:
-        assert self._schedule is not None
-        first = max(first, self._applied)
-        sooner = min(deadline, self._schedule.over_at)
-        if first > self._applied or sooner < self._schedule.over_at:
-            begun = dict(self._schedule.begins).get(first, now)
-            spent = max(0.0, now - begun) if first is self._applied else 0.0
-            self._deadline = sooner
-            self._schedule = self._plan(first, now, spent)
-
-    def _replan(self) -> None:
-        """A worker announced how long its own stop takes: the drain waits for it."""
-        if self.state is GroupState.STOPPING and self._applied is Action.DRAIN and self._schedule:
-            begun = self._schedule.begins[0][1]
-            self._schedule = self._plan(Action.DRAIN, begun)
-
-    def _apply(self, action: Action, now: float) -> None:
-        assert self._schedule is not None
-        self._applied = action
-        within_s = max(0.0, self._schedule.next_change(now) - now)
+    def _apply(self, action: Action, within_s: float, now: float) -> None:
         for member in self.members:
-            if member.alive:
+            if member.reachable:
                 try:
                     member.act(action, now, within_s)
-                except Exception as error:  # one worker never stops the others
+                except Exception as error:  # one never stops the others
                     member.steps.append((action, now, repr(error)))
 
     def tick(self, now: float) -> float:
@@ -381,14 +353,14 @@ class GroupCore:
                     due = min(due, member.status_due)
         if self.state is GroupState.STARTING:
             due = min(due, self._check_start(now))
-        if self.state is GroupState.STOPPING and self._schedule is not None:
-            action = self._schedule.action_at(now)
-            if action > self._applied:
-                self._apply(action, now)
-            if now >= self._schedule.over_at:
+        if self.state is GroupState.STOPPING and self._stop is not None:
+            action = self._stop.due(now)
+            if action is not None:
+                self._apply(action, max(0.0, self._stop.next_change(now) - now), now)
+            if self._stop.over(now):
                 self._outlived()
             else:
-                due = min(due, self._schedule.next_change(now))
+                due = min(due, self._stop.next_change(now))
         return due
 
     def _check_start(self, now: float) -> float:
@@ -419,7 +391,6 @@ class GroupCore:
                 member.move(WorkerEvent.OUTLIVED)
         left = any(m.state is not WorkerState.GONE for m in self.members) or self._strays_left
         self._move(GroupEvent.OUTLIVED if left else GroupEvent.ENDED)
-        self._schedule = None
         self._close(make_report=True)
 
     def _close(self, *, make_report: bool) -> None:
@@ -435,13 +406,14 @@ class GroupCore:
 
     def _account(self) -> ShutdownReport:
         now = time.monotonic()
+        began = self._stop.began if self._stop is not None else now
         return ShutdownReport(
             group=self.name,
             cause=self.cause,
-            asked_by=self._asked_by or "nobody",
-            started_at=self._began_wall,
-            duration_s=now - self._began,
-            workers=tuple(member.report(self._began) for member in self.members),
+            asked_by=self._stop.asked_by if self._stop is not None else "nobody",
+            started_at=self._began_wall or _wall_clock(),
+            duration_s=now - began,
+            workers=tuple(member.report(began) for member in self.members),
             strays=tuple(self._strays),
             survivors=tuple(self.survivors()),
         )

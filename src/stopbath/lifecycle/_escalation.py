@@ -47,6 +47,11 @@ class Escalation:
             Step(Action.SIGKILL, kill_s),
         )
 
+    def with_drain(self, drain_s: float) -> Escalation:
+        """Give the same steps with another grace for the first."""
+        _, terminate, kill = self.steps
+        return Escalation(drain_s, terminate.grace_s, kill.grace_s)
+
     @property
     def total_s(self) -> float:
         """What a stop may take when nobody ends by themselves."""

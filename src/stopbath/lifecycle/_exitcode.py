@@ -7,6 +7,7 @@ Precedence: 5 > 4 > 3 > 1 > 128+n > 0.
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -15,15 +16,20 @@ if TYPE_CHECKING:
 __all__ = [
     "CLEAN",
     "ENGINE_DEAD",
+    "NOT_EXECUTABLE",
+    "NOT_FOUND",
+    "RUN_FAILED",
     "START_FAILED",
     "SURVIVORS",
     "UNEXPECTED",
     "USAGE",
     "Ending",
-    "exit_code",
+    "run_exit_code",
+    "serve_exit_code",
 ]
 
 CLEAN, UNEXPECTED, USAGE, START_FAILED, ENGINE_DEAD, SURVIVORS = range(6)
+RUN_FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 _OWN = (UNEXPECTED, USAGE, START_FAILED, ENGINE_DEAD)
 
 
@@ -36,9 +42,24 @@ class Ending(NamedTuple):
     killed_by_us: bool
     survivors: bool
     signals: tuple[int, ...]
+    spawn_errno: int = 0
 
 
-def exit_code(ending: Ending) -> int:
+def run_exit_code(ending: Ending) -> int:
+    """Give the exit code of `run`: the command's own, or a shell's for one that cannot be run.
+
+    128+n when signal n ended it; 125 when survivors remain or its end is not known.
+    """
+    if ending.survivors:
+        return RUN_FAILED
+    if ending.spawn_errno:
+        return NOT_FOUND if ending.spawn_errno == errno.ENOENT else NOT_EXECUTABLE
+    if ending.exit.signal is not None:
+        return 128 + ending.exit.signal
+    return RUN_FAILED if ending.exit.code is None else ending.exit.code
+
+
+def serve_exit_code(ending: Ending) -> int:
     """Give the exit code of `serve` for an ending."""
     if ending.survivors:
         return SURVIVORS

@@ -18,11 +18,13 @@ from stopbath.lifecycle._errors import (
     LifecycleError,
     NotStarted,
     StartupError,
+    say,
 )
 from stopbath.lifecycle._escalation import Action, Escalation
 from stopbath.lifecycle._spawn import KeeperClient
 from stopbath.lifecycle._state import GroupState, WorkerState
 from stopbath.lifecycle._supervisor import Supervisor
+from stopbath.lifecycle._worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +104,7 @@ class _Shared:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
-        self._groups: set[WorkerGroup] = set()
+        self._groups: dict[WorkerGroup, Supervisor] = {}
 
     def acquire(self, group: WorkerGroup) -> Supervisor:
         with self._lock:
@@ -110,15 +112,14 @@ class _Shared:
                 self._supervisor = Supervisor(KeeperClient.launch())
                 self._supervisor.start_thread()
                 atexit.register(self.stop_all)
-            self._groups.add(group)
+            self._groups[group] = self._supervisor
             return self._supervisor
 
     def release(self, group: WorkerGroup, supervisor: Supervisor) -> None:
         with self._lock:
-            if group not in self._groups:
+            if self._groups.pop(group, None) is None:
                 return
-            self._groups.discard(group)
-            alone = not any(other.supervised_by(supervisor) for other in self._groups)
+            alone = supervisor not in self._groups.values()
             if alone and supervisor is self._supervisor:
                 self._supervisor = None
                 atexit.unregister(self.stop_all)
@@ -127,13 +128,19 @@ class _Shared:
 
     def stop_all(self) -> None:
         """At interpreter exit; the keeper is the guarantee, this is the courtesy."""
-        for group in list(self._groups):
-            group.shutdown()
+        groups = list(self._groups)
+        for group in groups:  # all at once, so that the graces do not add up
+            group.begin_shutdown()
+        for group in groups:
+            try:
+                group.shutdown()
+            except LifecycleError as error:
+                say(str(error))
 
     def forget(self) -> None:
         """In a forked child, which owns nothing: the parent's groups go on."""
         supervisor, self._supervisor = self._supervisor, None
-        self._groups = set()
+        self._groups = {}
         self._lock = threading.Lock()  # the old one may be held by a thread that is not here
         if supervisor is not None:
             supervisor.abandon()
@@ -180,7 +187,7 @@ class WorkerGroup:
         self.escalation = escalation or Escalation()
         self._core = GroupCore(
             name,
-            specs,
+            [Worker(spec, spec.name or f"{name}{i}", i) for i, spec in enumerate(specs)],
             escalation=self.escalation,
             policy=policy,
             start_s=start_s,
@@ -221,10 +228,6 @@ class WorkerGroup:
     def report(self) -> ShutdownReport | None:
         """The account of the last stop."""
         return self._core.report
-
-    def supervised_by(self, supervisor: Supervisor) -> bool:
-        """Whether this supervisor drives the group."""
-        return self._supervisor is supervisor
 
     def __repr__(self) -> str:
         return f"<WorkerGroup {self.name} {self.state.value}: {list(self.workers)}>"
@@ -297,9 +300,7 @@ class WorkerGroup:
         again. A KeyboardInterrupt shortens the stop to SIGKILL and is raised when it is over.
         `NotStarted` when there was never anything to stop.
         """
-        self._check_owner()
-        supervisor = self._running()
-        core = self._core
+        supervisor, core = self._running(), self._core
         if core.state is GroupState.STOPPED and core.report is not None:
             self._let_go(supervisor)
             return core.report
@@ -326,6 +327,12 @@ class WorkerGroup:
             raise interrupted
         return report
 
+    def begin_shutdown(self) -> None:
+        """Begin a stop, unless there is one; does not wait."""
+        if self._supervisor is not None:
+            core = self._core
+            self._supervisor.post(lambda: core.stop(Action.DRAIN, math.inf, "interpreter exit"))
+
     def kill(self) -> None:
         """Shorten a stop to SIGKILL now, or begin one with it; does not wait."""
         supervisor, core = self._running(), self._core
@@ -346,6 +353,7 @@ class WorkerGroup:
     def _running(self) -> Supervisor:
         if self._supervisor is None:
             raise NotStarted(f"group {self.name!r} was never started")
+        self._check_owner()
         return self._supervisor
 
     def _check_owner(self) -> None:
@@ -377,17 +385,19 @@ class _Waiter:
     thread can leave anything behind that the supervisor could hang on.
     """
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_lock", "_woken")
 
     def __init__(self) -> None:
+        self._woken = False  # an interrupt may come between the lock's word and ours
         self._lock = _thread.allocate_lock()
         self._lock.acquire()
 
     def wake(self) -> None:
         """End the wait; called once, on the supervisor's thread."""
+        self._woken = True
         self._lock.release()
 
     def wait(self, by: Deadline) -> bool:
         """Wait for the word until `by`; whether it came."""
         left = min(by.left_s(), threading.TIMEOUT_MAX)
-        return self._lock.acquire(timeout=left)
+        return self._woken or self._lock.acquire(timeout=left)

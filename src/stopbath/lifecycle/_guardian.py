@@ -1,9 +1,9 @@
 """The guardian: the outermost process of `serve` and `run`.
 
 All outside signals arrive here and only here. It has the outer deadline (a hung server does not
-hear anybody), writes the report and gives the exit code. It is a supervisor of one worker, on
-the main thread of a process that runs nothing else. Run by path with `python -I -S`; what it
-is to do comes as JSON in an anonymous file.
+hear anybody), writes the report and gives the exit code. It is a supervisor of one process, on
+the main thread of an interpreter that runs nothing else. Run by path with `python -I -S`; what
+it is to do comes as JSON in an anonymous file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle import _keeper
+from stopbath.lifecycle._account import merge, write_report
+from stopbath.lifecycle._command import Command
 from stopbath.lifecycle._core import GroupCore, Policy
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import Exit, signal_name
 from stopbath.lifecycle._escalation import Action, Escalation
-from stopbath.lifecycle._exitcode import Ending, exit_code
-from stopbath.lifecycle._member import forward
+from stopbath.lifecycle._exitcode import Ending, run_exit_code, serve_exit_code
 from stopbath.lifecycle._process import (
     ProcessRef,
+    SignalQueue,
     become_subreaper,
     children,
     peek_exit,
@@ -40,46 +42,44 @@ from stopbath.lifecycle._process import (
     reap,
     reap_pid,
 )
-from stopbath.lifecycle._report import merge, render, write_report
+from stopbath.lifecycle._report import render
 from stopbath.lifecycle._spawn import Gone, KeeperClient, Spawned, WorkerExited
 from stopbath.lifecycle._spec import WorkerSpec
 from stopbath.lifecycle._state import GroupState
 from stopbath.lifecycle._supervisor import Supervisor
+from stopbath.lifecycle._words import forward
+from stopbath.lifecycle._worker import Worker
 
 if TYPE_CHECKING:
+    from stopbath.lifecycle._member import Member
+    from stopbath.lifecycle._process import Arrival
     from stopbath.lifecycle._spawn import Event
 
 __all__ = ["Guardian", "main"]
 
 _STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be ended
 
 
 class Guardian:
-    """One run: its keeper, its one worker, the signals that arrive, the account at the end."""
+    """One run: its keeper, its one process, the signals that arrive, the account at the end."""
 
-    def __init__(self, job: dict[str, Any], keeper: KeeperClient, *, hup_ignored: bool) -> None:
+    def __init__(self, job: dict[str, Any], keeper: KeeperClient, signals: SignalQueue) -> None:
         self._job = job
         self._keeper = keeper
-        self._hup_ignored = hup_ignored
+        self._queue = signals
         self._signals: list[int] = []
-        self._asked_by = "nobody"
+        self._asked_by = ""
         self._foreign: dict[int, dict[str, Any]] = {}  # workers of our worker, by pid
         self._foreign_strays: list[dict[str, Any]] = []
         self._sup = Supervisor(keeper)
         self._sup.on_foreign = self._note
+        self._main = _server(job) if job["kind"] == "serve" else _command(job)
         self._core = GroupCore(
             job["name"],
-            [
-                WorkerSpec(
-                    job["target"],
-                    args=job["args"],
-                    name=job["worker"],
-                    path=job["path"],
-                    keeper_access=True,
-                    prefix=False,
-                )
-            ],
+            [self._main],
             escalation=Escalation(*job["graces_s"]),
             policy=Policy.ONE_FOR_ALL,
             start_s=math.inf,
@@ -87,8 +87,8 @@ class Guardian:
         )
 
     def run(self) -> int:
-        """Start the worker, hand on what arrives, and leave with the run's exit code."""
-        self._listen()
+        """Start the process, hand on what arrives, and leave with the run's exit code."""
+        self._sup.watch_fd(self._queue.fileno(), self._on_signals)
         self._sup.add(self._core)
         self._core.when_over(self._sup.leave)
         self._sup.run()
@@ -99,42 +99,31 @@ class Guardian:
 
     # -- signals
 
-    def _listen(self) -> None:
-        wake_in, wake_out = os.pipe()
-        os.set_blocking(wake_in, False)
-        os.set_blocking(wake_out, False)
-        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            if number is signal.SIGHUP and self._hup_ignored:
-                continue  # nohup stays in force
-            signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        self._sup.watch_fd(wake_in, lambda: self._on_signals(wake_in))
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    def _on_signals(self, wake_in: int) -> None:
-        try:
-            numbers = os.read(wake_in, 4096)
-        except BlockingIOError:
-            return
-        for number in numbers:
-            if number == signal.SIGCHLD:
+    def _on_signals(self) -> None:
+        for arrival in self._queue.read():
+            if arrival.number == signal.SIGCHLD:
                 self._reap_adopted()
+            elif arrival.number in _PASSED_ON:
+                if isinstance(self._main, Command) and self._main.alive:
+                    self._keeper.signal_child(self._main.spawn_id, arrival.number, group=False)
             else:
-                self._on_signal(number)
+                self._on_stop_signal(arrival)
 
-    def _on_signal(self, number: int) -> None:
+    def _on_stop_signal(self, arrival: Arrival) -> None:
         """First: drain. Second: stop now. Third: kill now. More: harmless."""
-        self._signals.append(number)
-        stage = 1 if number == signal.SIGQUIT and len(self._signals) == 1 else 0
-        stage = min(len(self._signals) - 1 + stage, len(_STAGES) - 1)
-        if len(self._signals) <= len(_STAGES):
+        self._signals.append(arrival.number)
+        count = len(self._signals)
+        if count == 1:
+            self._asked_by = signal_name(arrival.number)
+            if isinstance(self._main, Command):
+                self._main.first_signal = arrival.number
+                self._main.to_group = arrival.sender == 0  # a terminal means everybody in front
+        early = arrival.number == signal.SIGQUIT and self._job["kind"] == "serve"
+        stage = min(count - 1 + early, len(_STAGES) - 1)
+        if self._job["kind"] == "serve" and count <= len(_STAGES):
             words = ("stopping", "stopping now", "killing")[stage]
             hint = (" (again: stop now)", " (again: kill)", "")[stage]
-            forward(f"stopbath: {signal_name(number)}: {words}{hint}\n".encode())
-        if len(self._signals) == 1:
-            self._asked_by = signal_name(number)
+            forward(f"stopbath: {signal_name(arrival.number)}: {words}{hint}\n".encode())
         self._core.stop(_STAGES[stage], math.inf, self._asked_by)
 
     # -- what is not ours by asking, but ours to account for
@@ -150,7 +139,7 @@ class Guardian:
     def _reap_adopted(self) -> None:
         """Reap zombies that came to us: as PID 1, or because the keeper is dead."""
         keeper = self._keeper.ref
-        awaited = {keeper and keeper.pid, self._core.members[0].pid, *self._foreign}
+        awaited = {keeper and keeper.pid, self._main.pid, *self._foreign}
         for pid in children():
             stat = read_stat(pid)
             if pid not in awaited and stat is not None and stat.state == "Z":
@@ -186,37 +175,64 @@ class Guardian:
 
     def _account(self) -> int:
         report = self._core.report
-        assert report is not None  # a group that is over has one
-        member = self._core.members[0]
+        assert report is not None, "a group that is over has an account"
         merged = merge(
             report.to_dict(),
-            member.reports[-1] if member.reports else None,
+            self._main.reports[-1] if self._main.reports else None,
             list(self._foreign.values()),
             self._foreign_strays,
             run_id=self._job["run_id"],
             asked_by=self._asked_by,
         )
-        ended = member.exit or Exit()
-        merged["exit_code"] = code = exit_code(
-            Ending(
-                exit=ended,
-                asked=bool(self._signals),
-                was_ready=self._core.was_ready,
-                killed_by_us=member.sent is Action.SIGKILL,
-                survivors=bool(merged["survivors"]) or self._core.state is GroupState.SURVIVED,
-                signals=tuple(self._signals),
-            )
+        ending = Ending(
+            exit=self._main.exit or Exit(),
+            asked=bool(self._signals),
+            was_ready=self._core.was_ready,
+            killed_by_us=self._main.ended_by is Action.SIGKILL,
+            survivors=bool(merged["survivors"]) or self._core.state is GroupState.SURVIVED,
+            signals=tuple(self._signals),
+            spawn_errno=self._main.spawn_errno,
         )
+        serving = self._job["kind"] == "serve"
+        merged["exit_code"] = code = (serve_exit_code if serving else run_exit_code)(ending)
         if self._job["report"]:
             problem = write_report(self._job["report"], merged)
             if problem:
                 forward(f"stopbath: the report could not be written: {problem}\n".encode())
-        lines = render(merged)
-        forward("".join(f"stopbath: {line}\n" for line in lines).encode())
+        if self._main.spawn_errno:
+            forward(
+                f"stopbath: {self._job['argv'][0]}: {os.strerror(ending.spawn_errno)}\n".encode()
+            )
+        elif serving or not merged["clean"] or merged["strays"]:
+            forward("".join(f"stopbath: {line}\n" for line in render(merged)).encode())
         return code
 
 
-def _fork_keeper() -> KeeperClient:
+def _server(job: dict[str, Any]) -> Member:
+    spec = WorkerSpec(
+        job["target"],
+        args=job["args"],
+        name=job["worker"],
+        path=job["path"],
+        keeper_access=True,
+        prefix=False,
+    )
+    return Worker(spec, spec.name, 0)
+
+
+def _command(job: dict[str, Any]) -> Member:
+    return Command(
+        job["argv"],
+        job["worker"],
+        env=dict(os.environ),  # noqa: TID251  (passed on, not read)
+        ignore=job["ignored"],
+        capture=job["capture"],
+        new_session=not job["tty"],
+        linger_s=job["linger_s"],
+    )
+
+
+def _fork_keeper(*, new_session: bool) -> KeeperClient:
     """Fork the keeper while this process is still small, single-threaded and owns nothing."""
     ours, theirs = socket.socketpair()
     me = os.getpid()
@@ -226,7 +242,8 @@ def _fork_keeper() -> KeeperClient:
     if pid == 0:
         try:
             ours.close()
-            os.setsid()
+            if new_session:
+                os.setsid()
             _keeper.run(theirs, me, stat.start)
         finally:
             os._exit(0)
@@ -237,13 +254,18 @@ def _fork_keeper() -> KeeperClient:
 def main(argv: list[str]) -> None:
     """Entry of `python -I -S _guardian.py FD`, the descriptor of the job."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with os.fdopen(int(argv[0]), "rb") as file:
         job = json.load(file)
+    # What was ignored at the start stays ignored: nohup for SIGHUP, a shell's background jobs.
+    ignored = [n for n in _STOPPING if signal.getsignal(n) is signal.SIG_IGN]
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not Python's own handler
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     become_subreaper()
-    code = Guardian(job, _fork_keeper(), hup_ignored=hup_ignored).run()
-    sys.stderr.flush()
-    os._exit(code)
+    keeper = _fork_keeper(new_session=job["kind"] == "serve" or not job["tty"])
+    heard = [n for n in (*_STOPPING, *_PASSED_ON, signal.SIGCHLD) if n not in ignored]
+    guardian = Guardian(job | {"ignored": [int(n) for n in ignored]}, keeper, SignalQueue(heard))
+    os._exit(guardian.run())
 
 
 if __name__ == "__main__":

@@ -27,12 +27,13 @@ from stopbath.lifecycle._process import (
     ProcessRef,
     become_subreaper,
     children,
+    descendants,
     dup_high,
-    kill_own_group_of,
     peek_exit,
     read_stat,
     reap,
     reap_pid,
+    signal_group_of,
 )
 
 __all__ = ["Keeper", "run"]
@@ -58,12 +59,26 @@ class _Child:
 
 
 class _Stray:
-    """A process that a dead worker left, killed and awaited."""
+    """A process that a dead worker left, signalled and awaited."""
 
-    __slots__ = ("argv", "ref")
+    __slots__ = ("argv", "ref", "sent")
 
     def __init__(self, ref: ProcessRef, argv: str) -> None:
         self.ref, self.argv = ref, argv
+        self.sent: int | None = None
+
+    def send(self, number: int) -> None:
+        """Signal it, stopped or not."""
+        self.ref.send(number)
+        self.ref.send(signal.SIGCONT)
+        self.sent = number
+
+    @property
+    def outcome(self) -> str:
+        """Name what ended it, for the report."""
+        if self.sent is None:
+            return "exited"
+        return "killed" if self.sent == signal.SIGKILL else "terminated"
 
 
 class Keeper:
@@ -76,6 +91,9 @@ class Keeper:
         self._dead: list[_Child] = []  # reaped; their strays are still ending
         self._strays: dict[int, _Stray] = {}  # by pid
         self._ended: list[Frame] = []  # strays that have ended since the last word about them
+        # What a stray gets when it comes to us. A worker's strays end with it; those of somebody
+        # else's command get nothing until the guardian says so.
+        self._stray_signal: int | None = signal.SIGKILL
         self._wake_fd = wake_fd
         self._poll.register(wake_fd, select.POLLIN)
         self._root = self._admit(Channel(sock), root, root=True)
@@ -125,7 +143,7 @@ class Keeper:
             return
         for frame, fds in frames:
             try:
-                self._spawn(client, frame, fds)
+                self._obey(client, frame, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -133,6 +151,17 @@ class Keeper:
             self._dismiss(client)
         else:
             self._flush(client)
+
+    def _obey(self, client: _Client, frame: Frame, fds: list[int]) -> None:
+        if frame["op"] == "spawn":
+            self._spawn(client, frame, fds)
+        elif frame["op"] == "tree":
+            self._signal_tree(int(frame["signal"]))
+        elif frame["op"] == "signal":
+            for child in self._children.values():
+                if child.client is client and child.id == frame["id"]:
+                    send = signal_group_of if frame["group"] else ProcessRef.send
+                    send(child.ref, int(frame["signal"]))
 
     def _dismiss(self, client: _Client) -> None:
         """End everything a client that is gone had asked for; with the root, everything."""
@@ -147,6 +176,7 @@ class Keeper:
             if child.client is client or client.root:
                 child.ref.send(signal.SIGKILL)
         if client.root:
+            self._signal_tree(signal.SIGKILL)
             for other in list(self._clients.values()):
                 self._dismiss(other)
 
@@ -195,7 +225,7 @@ class Keeper:
                 argv,
                 env,
                 file_actions=actions,
-                setsid=True,
+                **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
                 setsigmask=(),
                 setsigdef=_resettable(frame["ignore"]),
             )
@@ -213,6 +243,8 @@ class Keeper:
                 os.close(fd)
             if pair is not None:
                 pair[1].close()
+        if not frame["worker"]:
+            self._stray_signal = None
         child = self._children[pid] = _Child(client, ident, name, ref)
         self._poll.register(ref.fileno(), select.POLLIN)
         if pair is not None:
@@ -228,32 +260,38 @@ class Keeper:
     def _bury(self, child: _Child) -> None:
         """Tell how a child ended, kill its group while the zombie holds the number, reap it."""
         try:
-            child.exit = peek_exit(child.ref) or Exit()
+            child.exit = peek_exit(child.ref)
         except ChildProcessError:
             child.exit = Exit()
+        if child.exit is None:
+            return  # an event of a number that meant another descriptor a moment ago
         self._tell(child.client, {"ev": "exited", **self._facts(child)})
-        kill_own_group_of(child.ref)
+        if self._stray_signal is not None:
+            signal_group_of(child.ref, self._stray_signal)
         self._poll.unregister(child.ref.fileno())
         reap(child.ref)
         child.ref.close()
         del self._children[child.ref.pid]
         self._dead.append(child)
         self._adopt()
+        if self._strays:  # those that came to us before we knew of this death were told to nobody
+            self._announce_strays()
 
     def _adopt(self) -> None:
-        """One pass: reap what has died, kill what is new; when nothing is left, say so.
+        """One pass: reap what has died, take on what is new; when nothing is left, say so.
 
         Called again by SIGCHLD for every stray that ends, so the passes go on until one finds
         nothing: a fork that raced with this pass is found in the one its parent's end brings.
         """
+        known = len(self._strays)
         for pid in children():
             if pid in self._children:
                 continue
             stat = read_stat(pid)
             if stat is not None and stat.state == "Z":
                 self._lay_to_rest(pid)
-            elif pid not in self._strays:
-                self._end_stray(pid)
+            elif pid not in self._strays and (self._stray_signal or not self._children):
+                self._take_on(pid)
         if self._dead and not self._strays:
             for child in self._dead:
                 self._tell(
@@ -261,29 +299,43 @@ class Keeper:
                 )
                 self._ended = []
             self._dead.clear()
+        elif len(self._strays) > known:
+            self._announce_strays()
 
-    def _end_stray(self, pid: int) -> None:
+    def _take_on(self, pid: int) -> None:
         argv = _argv(pid)
         try:
             ref = ProcessRef.open(pid)
         except ProcessLookupError:
             return
-        self._strays[pid] = _Stray(ref, argv)
-        ref.send(signal.SIGKILL)
-        self._announce_strays()
+        stray = self._strays[pid] = _Stray(ref, argv)
+        if self._stray_signal is not None:
+            stray.send(self._stray_signal)
 
     def _lay_to_rest(self, pid: int) -> None:
         stray = self._strays.pop(pid, None)
         reap_pid(pid)
         if stray is not None:
             stray.ref.close()
-            self._ended.append({"pid": pid, "argv": stray.argv, "outcome": "killed"})
+            self._ended.append({"pid": pid, "argv": stray.argv, "outcome": stray.outcome})
 
     def _announce_strays(self) -> None:
-        """Name the strays that are still ending, for the account of a stop that cannot wait."""
+        """Name the strays that are still there, for a stop that cannot wait for them."""
         left = [{"pid": pid, "argv": stray.argv} for pid, stray in self._strays.items()]
         for client in {child.client for child in self._dead}:
             self._tell(client, {"ev": "strays", "left": left})
+
+    def _signal_tree(self, number: int) -> None:
+        """Signal everything below this process, and what comes to it from now on."""
+        self._stray_signal = number
+        self._adopt()
+        for stray in self._strays.values():
+            stray.send(number)
+        for ref in descendants(os.getpid()):
+            if ref.pid not in self._strays:
+                ref.send(number)
+                ref.send(signal.SIGCONT)
+            ref.close()
 
     @staticmethod
     def _facts(child: _Child) -> Frame:
@@ -329,6 +381,7 @@ def run(sock: socket.socket, parent_pid: int, parent_start: int) -> None:
     that has to clean up. SIGTERM and friends are for the guardian; a service manager that sends
     them to every process must not make the keeper leave before what it keeps.
     """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     wake_in, wake_out = os.pipe()

@@ -7,28 +7,79 @@ import fcntl
 import os
 import select
 import signal
-from typing import NamedTuple
+import struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from stopbath.lifecycle._errors import Exit
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
+    "Arrival",
     "ProcessRef",
+    "SignalQueue",
     "arm_parent_death",
     "become_subreaper",
     "children",
+    "descendants",
     "die",
     "dup_high",
-    "kill_own_group_of",
     "memory_gib",
     "peek_exit",
     "read_stat",
     "reap",
     "reap_pid",
+    "signal_group_of",
 ]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Arrival(NamedTuple):
+    """A signal that arrived: its number, who sent it (0: the kernel, a terminal)."""
+
+    number: int
+    sender: int
+
+
+class SignalQueue:
+    """Signals as readable events (signalfd(2)), with their senders. Blocks what it receives.
+
+    No handler runs, so nothing is interrupted and nothing depends on which bytecode is next.
+    """
+
+    _SI_KERNEL = 0x80
+    _SIZE = 128  # struct signalfd_siginfo
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        mask = 0
+        for number in numbers:
+            mask |= 1 << (number - 1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, tuple(numbers))
+        raw = ctypes.c_uint64(mask)
+        self._fd = _libc.signalfd(-1, ctypes.byref(raw), os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+    def fileno(self) -> int:
+        """Give the descriptor, for a selector."""
+        return int(self._fd)
+
+    def read(self) -> list[Arrival]:
+        """Read what has arrived; equal signals that are pending together count once."""
+        found: list[Arrival] = []
+        while True:
+            try:
+                data = os.read(self._fd, self._SIZE * 16)
+            except BlockingIOError:
+                return found
+            for at in range(0, len(data), self._SIZE):
+                number, _, code, pid = struct.unpack_from("=IiiI", data, at)
+                found.append(Arrival(number, 0 if code == self._SI_KERNEL else pid))
 
 
 class Stat(NamedTuple):
@@ -128,13 +179,10 @@ def reap_pid(pid: int) -> bool:
         return False
 
 
-def kill_own_group_of(ref: ProcessRef) -> None:
-    """SIGKILL the process group that a dead, not yet reaped session leader led.
-
-    The zombie still holds the number, so it can mean no other group.
-    """
+def signal_group_of(ref: ProcessRef, number: int) -> None:
+    """Signal the process group that an own child leads, or led: not reaped, it holds the number."""
     try:
-        os.killpg(ref.pid, signal.SIGKILL)  # noqa: TID251  (the one place that may)
+        os.killpg(ref.pid, number)  # noqa: TID251  (the one place that may)
     except (ProcessLookupError, PermissionError):
         return
 
@@ -152,6 +200,27 @@ def children() -> list[int]:
             if stat is not None and stat.ppid == pid:
                 found.append(int(name))
         return found
+
+
+def descendants(pid: int) -> list[ProcessRef]:
+    """Take hold of every process below `pid`, nearest first; the caller owns the references.
+
+    A snapshot: what forks meanwhile is found in the next one.
+    """
+    found: list[ProcessRef] = []
+    below: dict[int, list[tuple[int, int]]] = {}
+    for name in os.listdir("/proc"):
+        stat = read_stat(name) if name.isdigit() else None
+        if stat is not None and stat.state != "Z":
+            below.setdefault(stat.ppid, []).append((int(name), stat.start))
+    line = list(below.get(pid, ()))
+    for child, start in line:
+        line += below.get(child, ())
+        try:
+            found.append(ProcessRef.open(child, start))
+        except ProcessLookupError:
+            continue
+    return found
 
 
 def memory_gib(pid: int) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from stopbath.lifecycle._errors import Cause, Exit
@@ -13,14 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "OBEYED",
     "Outcome",
     "ShutdownReport",
     "StepTaken",
     "Survivor",
     "WorkerReport",
-    "merge",
     "render",
-    "write_report",
 ]
 
 SCHEMA = "stopbath.shutdown/1"
@@ -28,7 +25,7 @@ SCHEMA = "stopbath.shutdown/1"
 Outcome = Literal["drained", "terminated", "killed", "exited", "survived"]
 
 
-_OBEYED = ("drained", "terminated", "exited")
+OBEYED = ("drained", "terminated", "exited")
 
 
 class StepTaken(NamedTuple):
@@ -99,7 +96,7 @@ class ShutdownReport(NamedTuple):
         return (
             self.cause is None
             and not self.survivors
-            and all(worker.outcome in _OBEYED for worker in self.workers)
+            and all(worker.outcome in OBEYED for worker in self.workers)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,91 +135,6 @@ def cause_dict(cause: Cause | None) -> dict[str, Any] | None:
         "last_stderr": list(cause.last_stderr),
         "message": str(cause),
     }
-
-
-def merge(
-    outer: dict[str, Any],
-    inner: dict[str, Any] | None,
-    foreign: list[dict[str, Any]],
-    strays: list[dict[str, Any]],
-    *,
-    run_id: str,
-    asked_by: str,
-) -> dict[str, Any]:
-    """Make one account of a run from the guardian's own and the server's.
-
-    `inner` is what the server handed over before it left: `groups`, `cause` and
-    `unfinished_requests`. Without it (the server was killed) the ranks are accounted for by
-    `foreign`, what the keeper told of them.
-    """
-    groups = inner["groups"] if inner else []
-    workers = list(outer["workers"])
-    for group in groups:
-        workers += group["workers"]
-    known = {worker["pid"] for worker in workers}
-    workers += [_killed(it, len(known)) for it in foreign if it["pid"] not in known]
-    cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
-    survivors = outer["survivors"] + [one for group in groups for one in group["survivors"]]
-    all_strays = outer["strays"] + strays
-    seen = {stray["pid"] for stray in all_strays}
-    all_strays += [it for group in groups for it in group["strays"] if it["pid"] not in seen]
-    return outer | {
-        "run_id": run_id,
-        "groups": [outer["group"], *(group["group"] for group in groups)],
-        "cause": cause,
-        "asked_by": asked_by if asked_by != "nobody" or cause is None else "a fault",
-        "clean": cause is None
-        and not survivors
-        and all(worker["outcome"] in _OBEYED for worker in workers),
-        "unfinished_requests": inner["unfinished_requests"] if inner else None,
-        "workers": workers,
-        "strays": all_strays,
-        "survivors": survivors,
-        "swept": {},
-        "devices": [],
-    }
-
-
-def _killed(told: dict[str, Any], rank: int) -> dict[str, Any]:
-    end = None if told["exit"] is None else Exit(**told["exit"])
-    return WorkerReport(
-        told["name"], rank, told["pid"], "killed" if end else "survived", end, (), None, ()
-    ).to_dict()
-
-
-def write_report(path: str, report: dict[str, Any]) -> str | None:
-    """Write a report, beside its target and renamed; gives what went wrong, or None.
-
-    A target that is no regular file, or cannot be renamed over (a bind-mounted
-    /dev/termination-log), is written in place.
-    """
-    data = json.dumps(report, indent=2).encode() + b"\n"
-    beside = f"{path}.{os.getpid()}.part"
-    try:
-        if not os.path.exists(path) or stat.S_ISREG(os.stat(path).st_mode):
-            try:
-                _write(beside, data)
-                os.replace(beside, path)
-            except OSError:
-                _remove(beside)
-            else:
-                return None
-        _write(path, data)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return None
-
-
-def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        return  # was never made
 
 
 def render(report: dict[str, Any], width: int = 80) -> list[str]:

@@ -135,6 +135,7 @@ class KeeperClient:
         worker: bool = True,
         keeper_fd: int | None = None,
         ignore: Sequence[int] = (),
+        new_session: bool = True,
     ) -> int:
         """Ask for a process; the answer comes as `Spawned` or `SpawnFailed` with this id.
 
@@ -144,6 +145,7 @@ class KeeperClient:
         """
         self._last_id += 1
         frame = {
+            "op": "spawn",
             "id": self._last_id,
             "name": name,
             "argv": list(argv),
@@ -152,12 +154,24 @@ class KeeperClient:
             "keeper_fd": keeper_fd,
             "worker": worker,
             "ignore": list(ignore),
+            "new_session": new_session,
         }
-        try:
-            self.channel.send(frame, list(fds.values()))
-        except BrokenPipeError as error:
-            raise KeeperDied("the keeper is gone: nothing can be started") from error
+        self._send(frame, list(fds.values()))
         return self._last_id
+
+    def signal_child(self, ident: int, number: int, *, group: bool) -> None:
+        """Have the keeper signal the process asked for as `ident`, or its process group."""
+        self._send({"op": "signal", "id": ident, "signal": number, "group": group})
+
+    def signal_tree(self, number: int) -> None:
+        """Have the keeper signal everything below it, and what comes to it from now on."""
+        self._send({"op": "tree", "signal": number})
+
+    def _send(self, frame: Frame, fds: Sequence[int] = ()) -> None:
+        try:
+            self.channel.send(frame, fds)
+        except BrokenPipeError as error:
+            raise KeeperDied("the keeper is gone: nothing can be started or signalled") from error
 
     def events(self) -> list[Event]:
         """Read what the keeper has said; `channel.eof` tells when it is gone."""

@@ -22,7 +22,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle._errors import ProtocolError
-from stopbath.lifecycle._member import Member, forward
 from stopbath.lifecycle._spawn import (
     Gone,
     KeeperClient,
@@ -31,11 +30,13 @@ from stopbath.lifecycle._spawn import (
     StraysLeft,
     WorkerExited,
 )
+from stopbath.lifecycle._words import forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stopbath.lifecycle._core import GroupCore
+    from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._spawn import Event
 
 __all__ = ["Supervisor"]
@@ -183,13 +184,14 @@ class Supervisor:
     def watch_words(self, group: GroupCore, member: Member) -> None:
         """Listen to a worker's control socket and stderr from now on."""
         self._by_spawn[member.spawn_id] = (group, member)
-        assert member.channel is not None
-        self._selector.register(
-            member.channel, selectors.EVENT_READ, lambda: self._hear(group, member)
-        )
-        self._selector.register(
-            member.stderr_fd, selectors.EVENT_READ, lambda: self._read_words(member)
-        )
+        if member.channel is not None:
+            self._selector.register(
+                member.channel, selectors.EVENT_READ, lambda: self._hear(group, member)
+            )
+        if member.words.fd >= 0:
+            self._selector.register(
+                member.words.fd, selectors.EVENT_READ, lambda: self._read_words(member)
+            )
 
     def watch_death(self, group: GroupCore, member: Member) -> None:
         """Watch a worker's pidfd from now on."""
@@ -204,11 +206,11 @@ class Supervisor:
 
     def unwatch_words(self, member: Member) -> None:
         """Take the last words, then stop listening."""
-        if member.stderr_fd >= 0:
+        if member.words.fd >= 0:
             self._read_words(member)
         self._unregister(member.channel)
-        if member.stderr_fd >= 0:
-            self._unregister(member.stderr_fd)
+        if member.words.fd >= 0:
+            self._unregister(member.words.fd)
 
     def unwatch(self, member: Member) -> None:
         """Stop watching anything of a worker."""
@@ -225,15 +227,15 @@ class Supervisor:
 
     def hear_out(self, group: GroupCore, member: Member) -> None:
         """Take everything a dead worker had still said, stderr first."""
-        if member.stderr_fd >= 0:
+        if member.words.fd >= 0:
             self._read_words(member)
         if member.channel is not None and not member.channel.eof:
             self._hear(group, member)
 
     def _read_words(self, member: Member) -> None:
-        fd = member.stderr_fd
-        forward(member.read_stderr())
-        if member.stderr_fd < 0:
+        fd = member.words.fd
+        forward(member.words.read())
+        if member.words.fd < 0:
             self._unregister(fd)
 
     def _hear(self, group: GroupCore, member: Member) -> None:
@@ -282,8 +284,15 @@ class Supervisor:
         if isinstance(event, Spawned):
             group.spawned(member, event.ref)
         elif isinstance(event, SpawnFailed):
-            group.spawn_failed(member, event.why)
+            group.spawn_failed(member, event.errno, event.why)
         elif isinstance(event, WorkerExited):
             group.status(member, event.exit, time.monotonic())
         elif isinstance(event, Gone):
             group.gone(member, event.strays)
+
+
+def _call(callback: Callable[[Any], None], value: Any) -> None:
+    try:
+        callback(value)
+    except BaseException:  # sys.exit() included: the user's to see, and nobody's to die of
+        traceback.print_exc()

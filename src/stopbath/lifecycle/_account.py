@@ -1,0 +1,98 @@
+"""The account of a run: what the guardian knows and what its worker handed over, as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+from stopbath.lifecycle._errors import Exit
+from stopbath.lifecycle._report import OBEYED, WorkerReport
+
+__all__ = ["merge", "write_report"]
+
+
+def merge(
+    outer: dict[str, Any],
+    inner: dict[str, Any] | None,
+    foreign: list[dict[str, Any]],
+    strays: list[dict[str, Any]],
+    *,
+    run_id: str,
+    asked_by: str,
+) -> dict[str, Any]:
+    """Make one account of a run from the guardian's own and the server's.
+
+    `inner` is what the server handed over before it left: `groups`, `cause` and
+    `unfinished_requests`. Without it (the server was killed) the ranks are accounted for by
+    `foreign`, what the keeper told of them.
+    """
+    groups = inner["groups"] if inner else []
+    workers = list(outer["workers"])
+    for group in groups:
+        workers += group["workers"]
+    known = {worker["pid"] for worker in workers}
+    workers += [_killed(it, len(known)) for it in foreign if it["pid"] not in known]
+    cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
+    survivors = outer["survivors"] + [one for group in groups for one in group["survivors"]]
+    all_strays = outer["strays"] + strays
+    seen = {stray["pid"] for stray in all_strays}
+    all_strays += [it for group in groups for it in group["strays"] if it["pid"] not in seen]
+    return outer | {
+        "run_id": run_id,
+        "groups": [outer["group"], *(group["group"] for group in groups)],
+        "cause": cause,
+        "asked_by": asked_by or outer["asked_by"],
+        "clean": cause is None
+        and not survivors
+        and all(worker["outcome"] in OBEYED for worker in workers),
+        "unfinished_requests": inner["unfinished_requests"] if inner else None,
+        "workers": workers,
+        "strays": all_strays,
+        "survivors": survivors,
+        "swept": {},
+        "devices": [],
+    }
+
+
+def _killed(told: dict[str, Any], rank: int) -> dict[str, Any]:
+    end = None if told["exit"] is None else Exit(**told["exit"])
+    return WorkerReport(
+        told["name"], rank, told["pid"], "killed" if end else "survived", end, (), None, ()
+    ).to_dict()
+
+
+def write_report(path: str, report: dict[str, Any]) -> str | None:
+    """Write a report, beside its target and renamed; gives what went wrong, or None.
+
+    A target that is no regular file, or cannot be renamed over (a bind-mounted
+    /dev/termination-log), is written in place.
+    """
+    data = json.dumps(report, indent=2).encode() + b"\n"
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        if not os.path.exists(path) or stat.S_ISREG(os.stat(path).st_mode):
+            try:
+                _write(beside, data)
+                os.replace(beside, path)
+            except OSError:
+                _remove(beside)
+            else:
+                return None
+        _write(path, data)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # was never made
