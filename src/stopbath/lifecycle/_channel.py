@@ -97,8 +97,10 @@ class Channel:
         """Read the whole frames that have arrived; `eof` is set when the peer is gone.
 
         At most `MAX_TURN` bytes at a time, so that a peer that floods cannot keep the caller:
-        what is left makes the socket readable again. A reset counts as the end (a killed peer
-        gives ECONNRESET as often as EOF). The caller owns the descriptors.
+        what is left makes the socket readable again.
+
+        A reset counts as the end (a killed peer gives ECONNRESET as often as EOF). The caller
+        owns the descriptors.
         """
         until = len(self._in) + MAX_TURN
         while not self.eof and len(self._in) < until:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 _JOIN_S = 2.0
+_CALLBACK_S = 0.05  # a callback that goes on is not waited for: its thread is a daemon
+_LONGEST_S = 3600.0  # epoll takes milliseconds in 31 bits
 
 
 class Supervisor:
@@ -59,7 +61,7 @@ class Supervisor:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
-        self._leaving = False
+        self._leaving = self._left = False
         self._thread: threading.Thread | None = None
         self._dispatcher: threading.Thread | None = None
         self._calls: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
@@ -76,21 +78,25 @@ class Supervisor:
         self._thread.start()
 
     def post(self, command: Callable[[], None]) -> None:
-        """Have `command` run on the loop's thread, in order. Takes no lock, never waits."""
+        """Have `command` run on the loop's thread, in order. Takes no lock, never waits.
+
+        Once the loop has ended, everything it drove is over: the command runs here.
+        """
         self._commands.append(command)
-        with contextlib.suppress(BlockingIOError):  # it is awake already
+        with contextlib.suppress(OSError):  # it is awake already, or has left
             self._wake_out.send(b"!")
+        if self._left:
+            self._obey()
 
     def close(self) -> None:
         """Leave: the loop ends, the keeper is let go, threads and descriptors are given back."""
-        with contextlib.suppress(OSError):  # closed before
-            self.post(self.leave)
+        self.post(self.leave)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._dispatcher is not None:
             self._calls.put(None)
             if self._dispatcher is not threading.current_thread():
-                self._dispatcher.join(_JOIN_S)
+                self._dispatcher.join(_CALLBACK_S)
         self.keeper.close()
         self._close_fds()
 
@@ -116,12 +122,20 @@ class Supervisor:
 
     def run(self) -> None:
         """Drive every group until `close` is called."""
+        try:
+            self._loop()
+        finally:
+            self._left = True
+            self._obey()
+
+    def _loop(self) -> None:
         while True:
             now = time.monotonic()
             due = min((self._isolated(group.tick, now) for group in self._groups), default=math.inf)
             if self._leaving:  # asked to, or because a tick ended the last group
                 return
-            timeout = None if due == math.inf else max(0.0, due - time.monotonic())
+            left = max(0.0, due - time.monotonic())
+            timeout = None if left == math.inf else min(left, _LONGEST_S)
             for key, _ in self._selector.select(timeout):
                 if self._selector.get_map().get(key.fd) is key:  # not taken out by an earlier event
                     self._isolated(key.data)
@@ -138,8 +152,15 @@ class Supervisor:
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_in.recv(4096)
-        while self._commands:
-            self._isolated(self._commands.popleft())
+        self._obey()
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                command = self._commands.popleft()
+            except IndexError:
+                return
+            self._isolated(command)
 
     def leave(self) -> None:
         """End the loop; called on its own thread."""
@@ -151,6 +172,10 @@ class Supervisor:
 
     def call_later(self, callback: Callable[[Any], None], value: Any) -> None:
         """Run a user's callback on the dispatcher thread, where it may call `shutdown()`."""
+        if self._left:
+            call = (callback, value)
+            threading.Thread(target=_call, args=call, name="stopbath-callback", daemon=True).start()
+            return
         if self._dispatcher is None:
             self._dispatcher = threading.Thread(
                 target=self._dispatch, name="stopbath-callbacks", daemon=True
@@ -161,11 +186,7 @@ class Supervisor:
     def _dispatch(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (call := self._calls.get()) is not None:
-            callback, value = call
-            try:
-                callback(value)
-            except Exception:  # a callback's error is the user's to see, and nobody's to die of
-                traceback.print_exc()
+            _call(*call)
 
     # -- groups (loop's thread)
 
