@@ -7,7 +7,6 @@ import importlib
 import os
 import socket
 import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +16,7 @@ from stopbath.config import ServeConfig
 from stopbath.worker.loop import RankLoop
 
 if TYPE_CHECKING:
-    from stopbath.lifecycle import StopNotice, WorkerContext
+    from stopbath.lifecycle import WorkerContext
     from stopbath.worker.rank import Rank
 
 __all__ = ["main"]
@@ -28,6 +27,9 @@ def main(
 ) -> None:
     """Load the model, report ready, answer calls until told to stop or the server is gone.
 
+    A stop that comes before ready is a SIGTERM, whose default action ends the rank in the middle
+    of whatever loads: there is nothing to finish then.
+
     `config` is `ServeConfig` as builtins. `ctx.fds["data"]` is the data channel; `rendezvous`
     names the descriptor of the memfd at which the ranks meet ("" with one rank).
 
@@ -37,8 +39,6 @@ def main(
     """
     told = msgspec.convert(config, ServeConfig)
     data = socket.socket(fileno=ctx.fds["data"])
-    exits = _Exits()
-    ctx.on_stop(exits.take)
     served = _load(ctx, told, rank, world_size, rendezvous)
     from stopbath.worker.tensors import pack, tensor_of
 
@@ -50,7 +50,7 @@ def main(
         unpack=tensor_of,
         after_failure=served.after_failure,
     )
-    exits.lead_to(loop)
+    ctx.on_stop(lambda _notice: loop.stop())
     ctx.ready(info=msgspec.to_builtins(served.pipeline.info))
     why = loop.serve()
     if why is not None and not ctx.stopping.is_set():
@@ -69,29 +69,6 @@ def _leave() -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
-
-
-class _Exits:
-    """What a stop means: before the rank serves, to leave at once; afterwards, to finish."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: RankLoop | None = None
-
-    def take(self, _notice: StopNotice) -> None:
-        """Act on a stop; runs on the control thread."""
-        with self._lock:
-            if self._loop is not None:
-                self._loop.stop()
-            else:
-                # Nothing was accepted yet and the main thread may be minutes deep in C code that
-                # loads weights: there is nothing to finish and nothing to clean up.
-                os._exit(0)
-
-    def lead_to(self, loop: RankLoop) -> None:
-        """Have stops go to `loop` from here on."""
-        with self._lock:
-            self._loop = loop
 
 
 def _load(

@@ -1,0 +1,85 @@
+"""Ranks without a model, for tests of the executor: real processes that start in 50 ms.
+
+Named as the executor's `target`; `model` of the config says what goes wrong at the start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from stopbath.messages import ModelInfo
+from stopbath.pipelines.base import Cancelled, PeerLost
+from stopbath.worker.loop import CallWatch, RankLoop
+
+if TYPE_CHECKING:
+    from stopbath.lifecycle import WorkerContext
+
+INFO = ModelInfo(
+    pipeline="Fake",
+    family="fake",
+    width=8,
+    height=8,
+    size_multiple=8,
+    max_width=8,
+    max_height=8,
+    num_inference_steps=1,
+    guidance_scale=1.0,
+    max_prompt_tokens=1,
+    device="cpu",
+)
+
+
+def _infos() -> dict[str, Any]:
+    return {name: getattr(INFO, name) for name in INFO.__struct_fields__}
+
+
+def hold(_params: Any, watch: CallWatch) -> None:
+    """Compute until cancelled, and say so once."""
+    watch.progress(1, 1)
+    while not watch.cancelled:
+        time.sleep(0.002)
+    raise Cancelled("given up")
+
+
+def lose(rank: int) -> Any:
+    """Say that the peers are gone, on rank 0; rank 1 holds."""
+
+    def method(params: Any, watch: CallWatch) -> None:
+        if rank:
+            hold(params, watch)
+        raise PeerLost("rank0 lost its peers")
+
+    return method
+
+
+def freeze(_params: Any, watch: CallWatch) -> None:
+    """Stop the whole process, as a debugger or a full cgroup would."""
+    watch.progress(1, 1)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def main(
+    ctx: WorkerContext, config: dict[str, Any], rank: int, world_size: int, rendezvous: str
+) -> None:
+    """Answer calls with methods that misbehave in known ways."""
+    if config["model"] == "raises" and rank == world_size - 1:
+        raise RuntimeError("no such weights")
+    assert (rendezvous != "") == (world_size > 1)
+    sock = socket.socket(fileno=ctx.fds["data"])
+    methods = {
+        "rank": lambda params, _watch: [rank, params],
+        "hold": hold,
+        "freeze": freeze,
+        "lose": lose(rank),
+        "hang_up": lambda _params, _watch: sock.shutdown(socket.SHUT_RDWR),
+    }
+    loop = RankLoop(sock, methods, first=rank == 0)
+    ctx.on_stop(lambda _notice: loop.stop())
+    ctx.ready(info=_infos())
+    loop.serve()
+    if not ctx.stopping.is_set() and config["model"] == "lingers":
+        ctx.wait_stop()

@@ -1,0 +1,220 @@
+"""The executor over real processes without a model: every future ends, with the right thing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stopbath.config import ServeConfig
+from stopbath.errors import DeadlinePassed, Draining, Overloaded, WorkerLost
+from stopbath.executor import multiproc
+from stopbath.executor.multiproc import MultiprocExecutor
+from stopbath.lifecycle import Deadline, GroupState, StartupError, WorkerState
+from stopbath.messages import CANCELLED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 15.0
+TARGET = "fake_ranks:main"
+
+
+def executor(ranks: int = 2, model: str = "fake") -> MultiprocExecutor:
+    config = ServeConfig(
+        model=model, ranks=ranks, parallel="cfg" if ranks > 1 else "none", drain_s=2.0
+    )
+    return MultiprocExecutor(config, "replica0", target=TARGET)
+
+
+@contextlib.contextmanager
+def running(ranks: int = 2, model: str = "fake") -> Iterator[MultiprocExecutor]:
+    replica = executor(ranks, model)
+    replica.start()
+    try:
+        assert replica.wait_ready(Deadline.after(WAIT_S)).family == "fake"
+        yield replica
+    finally:
+        replica.shutdown(Deadline.after(WAIT_S))
+
+
+def answer(handle: Any) -> Any:
+    return [outcome.value for outcome in handle.future.result(WAIT_S)]
+
+
+def begun(replica: MultiprocExecutor, method: str, **how: Any) -> Any:
+    """Begin a call, and wait until rank 0 is in it."""
+    inside = threading.Event()
+    handle = replica.call(method, None, on_progress=lambda _s, _n: inside.set(), **how)
+    assert inside.wait(WAIT_S)
+    return handle
+
+
+def count_fds_and_threads() -> tuple[int, int]:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()), threading.active_count()
+
+
+def test_calls_reach_all_ranks_or_answer_from_the_first() -> None:
+    with running() as replica:
+        assert answer(replica.call("rank", 5)) == [[0, 5], [1, 5]]
+        assert answer(replica.call("rank", 6, ranks="first")) == [[0, 6]]
+        status = replica.status()
+        assert status.state is GroupState.READY
+        assert [rank.state for rank in status.ranks] == [WorkerState.READY] * 2
+        assert all(rank.pid and rank.last_progress_s is not None for rank in status.ranks)
+
+
+def test_everything_is_given_back() -> None:
+    """Threads and descriptors are as many after a replica's life as before."""
+    before = count_fds_and_threads()
+    for _ in range(3):
+        with running() as replica:
+            answer(replica.call("rank", "x" * 200_000))
+            replica.call("hold", None)
+        assert count_fds_and_threads() == before
+
+
+def test_a_cancel_ends_the_call_on_all_ranks_and_the_next_call_works() -> None:
+    with running() as replica:
+        held = begun(replica, "hold")
+        replica.cancel(held.id)
+        assert [o.error_kind for o in held.future.result(WAIT_S)] == [CANCELLED] * 2
+        replica.cancel(held.id)
+        assert answer(replica.call("rank", 1)) == [[0, 1], [1, 1]]
+
+
+def test_a_deadline_ends_the_future_and_frees_the_ranks() -> None:
+    with running() as replica:
+        began = time.monotonic()
+        held = replica.call("hold", None, deadline=Deadline.after(0.2))
+        with pytest.raises(DeadlinePassed):
+            held.future.result(WAIT_S)
+        assert 0.2 <= time.monotonic() - began < 1.0
+        assert answer(replica.call("rank", 1)) == [[0, 1], [1, 1]]
+
+
+def test_a_deadline_holds_although_the_ranks_are_frozen() -> None:
+    """A stopped rank answers nothing; late replies after it wakes find nobody."""
+    with running(1) as replica:
+        frozen = begun(replica, "freeze", deadline=Deadline.after(0.5))
+        with pytest.raises(DeadlinePassed):
+            frozen.future.result(WAIT_S)
+        os.kill(replica.status().ranks[0].pid or 0, signal.SIGCONT)
+        assert answer(replica.call("rank", 2)) == [[0, 2]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_every_future_at_once_naming_rank_and_signal(rank: int) -> None:
+    with running() as replica:
+        causes: list[Any] = []
+        replica.on_failure(causes.append)
+        held = [begun(replica, "hold"), replica.call("hold", None, ranks="first")]
+        ended_s: list[float] = []
+        held[1].future.add_done_callback(lambda _future: ended_s.append(time.monotonic()))
+        killed_s = time.monotonic()
+        os.kill(replica.status().ranks[rank].pid or 0, signal.SIGKILL)
+        for call in held:
+            with pytest.raises(WorkerLost, match=rf"rank{rank} .*SIGKILL"):
+                call.future.result(WAIT_S)
+        assert ended_s[0] - killed_s < 0.5
+        with pytest.raises(WorkerLost, match=f"rank{rank}"):
+            replica.call("rank", 1).future.result(0)
+        late: list[Any] = []
+        replica.on_failure(late.append)
+        assert late == causes == [replica.status().cause]
+
+
+def test_the_echo_of_a_death_is_not_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEER_LOST comes from a healthy rank: the call waits for the death that must follow."""
+    with running() as replica:
+        monkeypatch.setattr(multiproc, "_SUSPECT_S", WAIT_S)
+        held = replica.call("lose", None)
+        assert answer_within(held, 0.2) is None
+        os.kill(replica.status().ranks[1].pid or 0, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"rank1 .*SIGKILL"):
+            held.future.result(WAIT_S)
+
+
+def answer_within(handle: Any, wait_s: float) -> Any:
+    with contextlib.suppress(TimeoutError):
+        return handle.future.result(wait_s)
+    return None
+
+
+def test_a_rank_that_hangs_up_and_lives_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No death follows the end of the channel: after a while that end is the cause itself."""
+    monkeypatch.setattr(multiproc, "_SUSPECT_S", 0.2)
+    with running(1, "lingers") as replica:
+        lost = replica.call("hang_up", None)
+        with pytest.raises(WorkerLost, match=r"rank0 .*closed its data channel"):
+            lost.future.result(WAIT_S)
+
+
+def test_a_stop_ends_pending_calls_first_and_leaves_the_ranks_drained() -> None:
+    replica = executor()
+    replica.start()
+    replica.wait_ready(Deadline.after(WAIT_S))
+    held = begun(replica, "hold")
+    began = time.monotonic()
+    report = replica.shutdown(Deadline.after(WAIT_S))
+    assert time.monotonic() - began < 2.0
+    assert [worker.outcome for worker in report.workers] == ["drained"] * 2
+    for call in (held, replica.call("rank", 1)):
+        with pytest.raises(Draining):
+            call.future.result(0)
+    assert replica.shutdown(Deadline.after(1)).clean
+
+
+def test_a_failed_start_names_the_rank_and_leaves_nothing() -> None:
+    before = count_fds_and_threads()
+    replica = executor(model="raises")
+    replica.start()
+    with pytest.raises(StartupError, match="rank1 raised RuntimeError: no such weights"):
+        replica.wait_ready(Deadline.after(WAIT_S))
+    with pytest.raises(WorkerLost, match="rank1"):
+        replica.call("rank", 1).future.result(0)
+    replica.shutdown(Deadline.after(WAIT_S))
+    assert count_fds_and_threads() == before
+
+
+def test_a_frozen_rank_never_blocks_the_caller() -> None:
+    """Calls queue up to a bound and are refused beyond it; the cancel does not block either."""
+    with running() as replica:
+        begun(replica, "freeze")
+        began = time.monotonic()
+        calls = [replica.call("rank", "x" * 60_000) for _ in range(1500)]
+        replica.cancel(calls[0].id)
+        assert time.monotonic() - began < WAIT_S / 2
+        with pytest.raises(Overloaded):
+            calls[-1].future.result(0)
+
+
+def test_a_callback_that_raises_does_not_end_the_pump() -> None:
+    with running(1) as replica:
+        call = replica.call("rank", 1)
+
+        def explode(_future: object) -> None:
+            raise SystemExit
+
+        call.future.add_done_callback(explode)
+        assert answer(call) == [[0, 1]]
+        assert answer(replica.call("rank", 2)) == [[0, 2]]
+
+
+def test_a_callback_may_shut_the_executor_down() -> None:
+    """The pump does not wait for itself."""
+    with running(1) as replica:
+        done = threading.Event()
+
+        def stop(_future: object) -> None:
+            replica.shutdown(Deadline.after(WAIT_S))
+            done.set()
+
+        replica.call("rank", 1).future.add_done_callback(stop)
+        assert done.wait(WAIT_S)
