@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LifecycleError,
         NotStarted,
         ProtocolError,
+        StartRefused,
         StartupError,
         WorkerDied,
     )
@@ -42,6 +43,7 @@ _HOMES = {
         "LifecycleError",
         "NotStarted",
         "ProtocolError",
+        "StartRefused",
         "StartupError",
         "WorkerDied",
     ),
@@ -70,6 +72,7 @@ __all__ = [
     "ProcessRef",
     "ProtocolError",
     "ShutdownReport",
+    "StartRefused",
     "StartupError",
     "Step",
     "StopNotice",

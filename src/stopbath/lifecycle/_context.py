@@ -9,7 +9,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stopbath.lifecycle._errors import LifecycleError
+from stopbath.lifecycle._errors import LifecycleError, StartRefused
 from stopbath.lifecycle._escalation import Action
 from stopbath.lifecycle._process import die
 
@@ -132,6 +132,10 @@ class WorkerContext:
         """Act on a frame from the supervisor."""
         if frame["t"] == "stop":
             self._stop(StopNotice(Action(frame["action"]), float(frame["within_s"])))
+
+    def refused(self, refusal: StartRefused) -> None:
+        """Report that the function cannot do what it was asked; used by `_handshake` alone."""
+        self._send({"t": "failed", "what": f"refused: {refusal}", "phase": "starting"})
 
     def failed(self, error: BaseException, phase: str) -> None:
         """Report that the function raised; used by `_child` alone."""

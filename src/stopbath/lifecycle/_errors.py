@@ -14,6 +14,7 @@ __all__ = [
     "LifecycleError",
     "NotStarted",
     "ProtocolError",
+    "StartRefused",
     "StartupError",
     "WorkerDied",
 ]
@@ -88,6 +89,13 @@ class ProtocolError(LifecycleError):
 
 class KeeperDied(LifecycleError):
     """The keeper ended, so that nothing can be started any more."""
+
+
+class StartRefused(LifecycleError):
+    """A worker's function cannot do what it was asked, and says so in words for the user.
+
+    Reported as it is, without a traceback: nothing is broken, something was asked wrongly.
+    """
 
 
 class WorkerDied(LifecycleError):

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stopbath.lifecycle._channel import Channel, Frame
+from stopbath.lifecycle._errors import StartRefused
 from stopbath.lifecycle._process import die
 
 if TYPE_CHECKING:
@@ -144,6 +145,9 @@ def run_target(job: _Job) -> None:
         _check_was_ready(ctx)
     except SystemExit:
         raise
+    except StartRefused as refusal:
+        ctx.refused(refusal)
+        sys.exit(1)
     except BaseException as error:
         ctx.failed(error, "running" if ctx.is_ready else phase)
         raise
