@@ -82,13 +82,15 @@ async def test_a_client_that_leaves_aborts_its_request_and_no_other() -> None:
 
 
 async def test_a_request_is_deleted_by_its_id() -> None:
-    """The client that waits for it hears of it; the second delete finds nothing."""
+    """The client that waits for it hears of it, nobody else does; a second delete misses."""
     async with serving() as served:
         client = served.client()
         asked = asyncio.create_task(
             client.post(PATH, json=body(), headers={"x-request-id": "mine/1"})
         )
         call = await next_call(served.executor)
+        other = asyncio.create_task(client.post(PATH, json=body()))
+        await queued(client, waiting=1, running=1)
         deleted = await client.delete("/v1/requests/mine/1")
         assert deleted.json() == {"id": "mine/1", "object": "request", "aborted": True}
         answer = await asked
@@ -96,6 +98,8 @@ async def test_a_request_is_deleted_by_its_id() -> None:
         assert answer.headers["x-request-id"] == "mine/1"
         assert call.cancelled.is_set()
         assert (await client.delete("/v1/requests/mine/1")).status_code == 404
+        (await next_call(served.executor)).finish()
+        assert (await other).status_code == 200
 
 
 async def test_a_lost_worker_is_told_to_every_client() -> None:
@@ -230,6 +234,29 @@ async def test_what_is_not_http_gets_an_error_of_the_usual_shape() -> None:
         assert head.startswith(b"HTTP/1.1 400 ")
         assert json.loads(said)["error"]["code"] == "bad_http"
         writer.close()
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /health HT"])
+async def test_a_head_that_never_ends_is_cut(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that ask for nothing do not pile up."""
+    monkeypatch.setattr("stopbath.server.serving._HEAD_S", 0.05)
+    async with serving() as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(first)
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        writer.close()
+
+
+async def test_a_request_outlives_the_time_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the head is timed, not the work."""
+    monkeypatch.setattr("stopbath.server.serving._HEAD_S", 0.05)
+    async with serving() as served:
+        asked = asyncio.create_task(served.client().post(PATH, json=body()))
+        call = await next_call(served.executor)
+        await asyncio.sleep(0.15)  # the time passes, and nothing happens
+        call.finish()
+        assert (await asked).status_code == 200
 
 
 async def test_status_has_its_published_shape() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -143,6 +144,51 @@ def test_a_drain_finishes_the_running_request() -> None:
         assert server.wait_end() == 0
 
 
+def test_a_slow_reader_gets_its_picture_during_the_drain() -> None:
+    """An answer that is made is also brought: its client has until the drain's deadline."""
+    server = Running(FakeExecutor(), drain_s=PATIENCE_S)
+    with server.wait_ready() as client, socket.create_connection(address(server)) as slow:
+        ask_raw(slow)
+        assert server.executor.called.acquire(timeout=PATIENCE_S)
+        server.ctx.stop(Action.DRAIN, 1000)
+        while client.get("/health/ready").status_code != 503:
+            pass
+        picture = b"QUJD" * (4 << 20)
+        server.executor.calls[0].finish([picture])
+        threading.Event().wait(0.7)  # this client is slow
+        received = b"".join(iter(lambda: slow.recv(1 << 20), b""))
+        assert picture in received
+        assert server.wait_end() == 0
+
+
+def test_a_reader_that_never_reads_cannot_hold_the_server() -> None:
+    """At the drain's deadline its connection is cut."""
+    server = Running(FakeExecutor(), drain_s=0.3)
+    with server.wait_ready() as client, socket.create_connection(address(server)) as deaf:
+        ask_raw(deaf)
+        assert server.executor.called.acquire(timeout=PATIENCE_S)
+        server.executor.calls[0].finish([b"QUJD" * (4 << 20)])
+        while client.get("/v1/status").json()["queue"]["running"]:
+            pass
+        server.ctx.stop(Action.DRAIN, 1000)
+        assert server.wait_end() == 0
+
+
+def ask_raw(sock: socket.socket) -> None:
+    """Send a good request on a socket whose reading the test controls."""
+    raw = json.dumps(body()).encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(raw)}\r\n\r\n"
+    )
+    sock.sendall(head.encode() + raw)
+
+
+def address(server: Running) -> tuple[str, int]:
+    url = httpx.URL(server.ctx.url)
+    return url.host, url.port or 0
+
+
 def test_stop_now_does_not_wait_for_the_drain() -> None:
     """The second stage answers everybody at once and goes on to the ranks."""
     server = Running(FakeExecutor(slow_cancel=True), drain_s=600)
@@ -150,6 +196,8 @@ def test_stop_now_does_not_wait_for_the_drain() -> None:
         answer = in_background(lambda: client.post(PATH, json=body()))
         assert server.executor.called.acquire(timeout=PATIENCE_S)
         server.ctx.stop(Action.DRAIN, 1000)
+        while client.get("/health/ready").status_code != 503:
+            pass
         server.ctx.stop(Action.SIGTERM, 4)
         response = answer()
         assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
@@ -162,7 +210,7 @@ def test_stop_now_shortens_a_stop_of_the_ranks() -> None:
     """A stage that comes while the ranks drain reaches them."""
     executor = FakeExecutor()
     executor.stop_blocked.clear()
-    server = Running(executor)
+    server = Running(executor, drain_s=600)
     server.wait_ready().close()
     server.ctx.stop(Action.DRAIN, 1000)
     while not executor.shutdowns:
@@ -263,19 +311,23 @@ def test_an_executor_that_never_returns_cannot_hold_the_server() -> None:
     blocked.set()
 
 
-def test_an_error_in_the_http_layer_stops_everything(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_end_of_the_http_layer_stops_everything(
+    raises: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A server without HTTP must not go on holding its devices."""
 
     async def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no more file descriptors")
+        if raises:
+            raise RuntimeError("no more file descriptors")
 
     monkeypatch.setattr("stopbath.server.serving.HttpServer.serve", broken)
     server = Running(FakeExecutor())
     assert server.wait_end() == 1
     assert server.executor.shutdowns == [Action.SIGTERM]
-    assert "no more file descriptors" in capfd.readouterr().err
+    assert ("no more file descriptors" in capfd.readouterr().err) == raises
 
 
 def free_port() -> int:

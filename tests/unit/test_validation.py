@@ -202,7 +202,9 @@ async def test_the_key_guards_everything_but_health() -> None:
     async with client(FakeExecutor(instant=True), api_key="s3cret") as http:
         for path in ("/health", "/health/live", "/health/ready"):
             assert (await http.get(path)).status_code == 200
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
+        wrong = ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"},
+                 {"authorization": "Basic s3cret"}, {"authorization": "Bearer"})  # fmt: skip
+        for headers in wrong:
             for method, path in (("POST", PATH), ("GET", "/v1/status"), ("GET", "/v1/models")):
                 response = await http.request(
                     method,

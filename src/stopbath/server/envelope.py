@@ -38,7 +38,7 @@ class Envelope:
     def __init__(self, app: ASGIApp, engine: Engine, api_key: str) -> None:
         self._app = app
         self._engine = engine
-        self._key = f"Bearer {api_key}".encode() if api_key else None
+        self._key = api_key.encode() if api_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; an exception inside becomes an answer, or ends the connection."""
@@ -83,7 +83,10 @@ class Envelope:
     def _check_key(self, path: str, headers: Headers) -> None:
         if self._key is None or path in HEALTH_PATHS:
             return
-        if not hmac.compare_digest(headers.get("authorization", "").encode(), self._key):
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        # Headers are read as latin-1, which gives back the bytes that the client sent.
+        same = hmac.compare_digest(token.strip().encode("latin-1"), self._key)
+        if scheme.lower() != "bearer" or not same:
             raise ClientError(
                 401,
                 "the API key is missing or wrong: send it as `Authorization: Bearer KEY`",

@@ -32,7 +32,7 @@ __all__ = ["MARGIN_S", "Life"]
 MARGIN_S = 1.0
 """What the server keeps of a stop's budget for the last answers and the report."""
 
-_FLUSH_S = 0.5  # for answers that are made to reach clients that read
+_FLUSH_S = 0.3  # for answers that are made to reach clients, when there is no drain to finish in
 _LAST_WORDS_S = 5.0  # for a failed start to say why, once a rank is known to be lost
 
 T = TypeVar("T")
@@ -128,17 +128,18 @@ class Life:
         """Answer everybody, close the port, stop the ranks, account for it; all bounded."""
         by = self._by()
         first = Action.SIGTERM
+        written_by = Deadline.after(_FLUSH_S)
         if self._stops.stage is Action.DRAIN and self._was_ready:
             drained_by = Deadline.after(min(self._config.drain_s, by.left_s() - self._graces_s))
             await _first(self._engine.drain(drained_by), self._stops.now())
             if self._stops.stage is Action.DRAIN and not drained_by.passed:
-                first = Action.DRAIN
+                first, written_by = Action.DRAIN, drained_by
         self._engine.stop("the server is stopping")
-        self._http.stop(Deadline.after(_FLUSH_S))
+        self._http.stop(written_by)
         report = None
         if self._was_started:
             report = await self._stop_ranks(first, by.sooner(self._by()))
-        await asyncio.wait({http}, timeout=_FLUSH_S + MARGIN_S)
+        await self._stop_http(http, written_by)
         self._account(report)
         endings: set[Ending] = set()
         if not http.done() or http.exception() is not None:
@@ -149,6 +150,14 @@ class Life:
         elif report is not None and report.survivors:
             endings.add(Ending.SURVIVORS)
         return endings
+
+    async def _stop_http(self, http: asyncio.Task[None], written_by: Deadline) -> None:
+        """Let clients read what was made for them, but no longer than until "stop now"."""
+        ending = asyncio.wait({http}, timeout=written_by.left_s() + _FLUSH_S)
+        await _first(ending, self._stops.now())
+        if not http.done():
+            self._http.stop(Deadline.after(_FLUSH_S))
+            await asyncio.wait({http}, timeout=2 * _FLUSH_S)
 
     def _by(self) -> Deadline:
         """Say when the ranks must be gone, as far as is known now."""

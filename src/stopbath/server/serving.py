@@ -23,21 +23,43 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpServer"]
 
-_FIRST_BYTE_S = 30  # a connection that says nothing
+_HEAD_S = 30.0  # for the head of a request to be complete
 _KEEP_ALIVE_S = 65  # longer than the pools of common clients and proxies, which then close first
 _LOOK_S = 0.01
 _CUT_S = 0.2  # for handlers to notice that their connections were cut at the deadline
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, without its two plain-text corners."""
+    """uvicorn's connection, with a time for a request's head, and JSON for what is no HTTP."""
+
+    head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; uvicorn alone would wait for a first request for ever."""
         super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(
-            _FIRST_BYTE_S, self.timeout_keep_alive_handler
-        )
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; a head that only trickles in has no more time than one that never comes."""
+        super().data_received(data)
+        between = self.cycle is None or self.cycle.response_complete
+        if not between:
+            self._stop_timer()
+        elif self.head_timer is None:
+            self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _time_head(self) -> None:
+        self.head_timer = self.loop.call_later(_HEAD_S, self.timeout_keep_alive_handler)
+
+    def _stop_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP, in the shape of every other error."""
