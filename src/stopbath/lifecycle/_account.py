@@ -33,7 +33,8 @@ def merge(
     for group in groups:
         workers += group["workers"]
     known = {worker["pid"] for worker in workers}
-    workers += [_killed(it, len(known)) for it in foreign if it["pid"] not in known]
+    untold = [it for it in foreign if it["pid"] not in known]
+    workers += [_killed(it, rank) for rank, it in enumerate(untold)]
     cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
     survivors = outer["survivors"] + [one for group in groups for one in group["survivors"]]
     all_strays = outer["strays"] + strays

@@ -68,7 +68,13 @@ class Channel:
         if self._queued + len(payload) > MAX_QUEUED:
             raise ProtocolError("the other side does not read: its queue is full")
         data = _HEADER.pack(len(payload), len(fds)) + payload
-        self._out.append((memoryview(data), [os.dup(fd) for fd in fds]))
+        copies: list[int] = []
+        try:
+            copies.extend(map(os.dup, fds))
+        except OSError:  # EMFILE half way
+            _close_all(copies)
+            raise
+        self._out.append((memoryview(data), copies))
         self._queued += len(data)
         self.flush()
 
