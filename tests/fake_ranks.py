@@ -45,6 +45,13 @@ def hold(_params: Any, watch: CallWatch) -> None:
     raise Cancelled("given up")
 
 
+def brood(_params: Any, watch: CallWatch) -> None:
+    """Compute until cancelled without a word."""
+    while not watch.cancelled:
+        time.sleep(0.002)
+    raise Cancelled("given up")
+
+
 def lose(rank: int) -> Any:
     """Say that the peers are gone, on rank 0; rank 1 holds."""
 
@@ -73,6 +80,7 @@ def main(
     methods = {
         "rank": lambda params, _watch: [rank, params],
         "hold": hold,
+        "brood": brood,
         "freeze": freeze,
         "lose": lose(rank),
         "hang_up": lambda _params, _watch: sock.shutdown(socket.SHUT_RDWR),

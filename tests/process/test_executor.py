@@ -92,7 +92,7 @@ def test_a_cancel_ends_the_call_on_all_ranks_and_the_next_call_works() -> None:
 def test_a_deadline_ends_the_future_and_frees_the_ranks() -> None:
     with running() as replica:
         began = time.monotonic()
-        held = replica.call("hold", None, deadline=Deadline.after(0.2))
+        held = replica.call("brood", None, deadline=Deadline.after(0.2))
         with pytest.raises(DeadlinePassed):
             held.future.result(WAIT_S)
         assert 0.2 <= time.monotonic() - began < 1.0
@@ -102,9 +102,10 @@ def test_a_deadline_ends_the_future_and_frees_the_ranks() -> None:
 def test_a_deadline_holds_although_the_ranks_are_frozen() -> None:
     """A stopped rank answers nothing; late replies after it wakes find nobody."""
     with running(1) as replica:
-        frozen = begun(replica, "freeze", deadline=Deadline.after(0.5))
+        begun(replica, "freeze")
+        waiting = replica.call("rank", 1, deadline=Deadline.after(0.3))
         with pytest.raises(DeadlinePassed):
-            frozen.future.result(WAIT_S)
+            waiting.future.result(WAIT_S)
         os.kill(replica.status().ranks[0].pid or 0, signal.SIGCONT)
         assert answer(replica.call("rank", 2)) == [[0, 2]]
 
@@ -134,7 +135,7 @@ def test_the_echo_of_a_death_is_not_its_cause(monkeypatch: pytest.MonkeyPatch) -
     """PEER_LOST comes from a healthy rank: the call waits for the death that must follow."""
     with running() as replica:
         monkeypatch.setattr(multiproc, "_SUSPECT_S", WAIT_S)
-        held = replica.call("lose", None)
+        held = replica.call("lose", None, ranks="first")
         assert answer_within(held, 0.2) is None
         os.kill(replica.status().ranks[1].pid or 0, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"rank1 .*SIGKILL"):

@@ -10,7 +10,7 @@ from stopbath.errors import DeadlinePassed, WorkerLost
 from stopbath.executor._calls import CallTable
 from stopbath.executor.base import RankOutcome
 from stopbath.lifecycle import Deadline
-from stopbath.messages import PEER_FAILED
+from stopbath.messages import CANCELLED, PEER_FAILED
 
 NEVER = Deadline.never()
 
@@ -59,6 +59,13 @@ def test_a_late_or_double_reply_is_dropped() -> None:
     table.settle(second.id, RankOutcome(1, "y"))
     assert [outcome.value for outcome in second.future.result(0)] == ["x", "y"]
     assert len(table) == 0
+
+
+def test_ranks_that_gave_up_at_the_deadline_are_no_cancel_of_the_caller() -> None:
+    table = CallTable(1)
+    call = table.begin("all", Deadline.after(0), None)
+    table.settle(call.id, RankOutcome(0, error_kind=CANCELLED))
+    assert isinstance(call.future.exception(0), DeadlinePassed)
 
 
 def test_closing_ends_pending_and_later_calls_with_the_first_reason() -> None:

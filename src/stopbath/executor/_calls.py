@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stopbath.errors import DeadlinePassed
 from stopbath.executor.base import CallHandle, RankOutcome
-from stopbath.messages import PEER_FAILED
+from stopbath.messages import CANCELLED, PEER_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,11 @@ class CallTable:
             if result is None:
                 return
             del self._pending[call_id]
-        _end(call.future, result)
+        if call.deadline.passed and any(each.error_kind == CANCELLED for each in result):
+            # The ranks know the deadline too, and gave up before this side had looked.
+            _end(call.future, _too_late(call_id))
+        else:
+            _end(call.future, result)
 
     def progress(self, call_id: int, step: int, steps: int) -> None:
         """Pass a step on; what the callback raises is logged and swallowed."""
@@ -132,7 +136,7 @@ class CallTable:
             for call_id, _ in late:
                 del self._pending[call_id]
         for call_id, call in late:
-            _end(call.future, DeadlinePassed(f"call {call_id} took longer than its deadline"))
+            _end(call.future, _too_late(call_id))
         return [call_id for call_id, _ in late]
 
     def next_deadline(self) -> float:
@@ -151,6 +155,10 @@ class CallTable:
         for call in ended.values():
             _end(call.future, error)
         return list(ended)
+
+
+def _too_late(call_id: int) -> DeadlinePassed:
+    return DeadlinePassed(f"call {call_id} took longer than its deadline")
 
 
 def _end(future: Future[list[RankOutcome]], answer: list[RankOutcome] | Exception) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stopbath.lifecycle import StartRefused
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,19 +27,19 @@ __all__ = [
 # The names of the next three are `Failure.kind` on the wire: see messages.py.
 
 
-class Cancelled(Exception):  # noqa: N818  (these names say the fact)
+class Cancelled(Exception):
     """The call was given up at a step boundary, on every rank at the same one."""
 
 
-class PeerFailed(Exception):  # noqa: N818
+class PeerFailed(Exception):
     """Another rank failed in this call; this rank left it with that one, unharmed."""
 
 
-class PeerLost(Exception):  # noqa: N818
+class PeerLost(Exception):
     """A collective broke: a peer is dead and the replica cannot work again."""
 
 
-class ModelUnusable(Exception):  # noqa: N818
+class ModelUnusable(StartRefused):
     """The model cannot be served like this; one line that says what to change."""
 
 

@@ -36,11 +36,11 @@ _GONE: Final = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.E
 M = TypeVar("M")
 
 
-class ChannelClosed(WireError):  # noqa: N818  (the name says the fact)
+class ChannelClosed(WireError):
     """The other side is gone, or this side has closed."""
 
 
-class ChannelFull(WireError):  # noqa: N818
+class ChannelFull(WireError):
     """The other side has not read for so long that the queue is at its bound."""
 
 

@@ -36,7 +36,7 @@ class WireError(Exception):
     """The data channel cannot go on; the message says why."""
 
 
-class FrameTooLarge(WireError, ValueError):  # noqa: N818  (the name says the fact)
+class FrameTooLarge(WireError, ValueError):
     """A message that does not fit in one frame."""
 
 

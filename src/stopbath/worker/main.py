@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from stopbath.config import ServeConfig
+from stopbath.lifecycle import StartRefused
 from stopbath.worker.loop import RankLoop
 
 if TYPE_CHECKING:
@@ -102,5 +103,5 @@ def _load(
 def _extend(extension: str, served: Rank) -> None:
     module, _, name = extension.partition(":")
     if not (module and name):
-        raise ValueError(f"--worker-extension must be MODULE:FUNCTION, not {extension!r}")
+        raise StartRefused(f"--worker-extension must be MODULE:FUNCTION, not {extension!r}")
     getattr(importlib.import_module(module), name)(served)
