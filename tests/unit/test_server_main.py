@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -23,9 +24,19 @@ from stopbath.server.listener import CannotListen, listen
 from stopbath.server.logs import StderrLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PATH = "/v1/images/generations"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A server process configures logging for good; these tests run it in theirs."""
+    root = logging.getLogger()
+    handlers, raising = list(root.handlers), logging.raiseExceptions
+    yield
+    root.handlers[:], logging.raiseExceptions = handlers, raising
+    structlog.reset_defaults()
 
 
 @dataclass

@@ -82,7 +82,7 @@ def configure(lines: StderrLines) -> None:
         logger_factory=lambda *_: _LineLogger(lines),
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(handlers=[_ToLines(lines)], level=logging.WARNING, force=True)
+    logging.getLogger().addHandler(_ToLines(lines))
     logging.raiseExceptions = False  # a handler's own error would be printed, and could block
 
 
