@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 import pytest
+import structlog
 
 from fake_executor import KILLED, FakeExecutor, FakeReport
 from fake_server import PATIENCE_S, body
