@@ -149,8 +149,12 @@ def run_target(job: _Job) -> None:
         ctx.refused(refusal)
         sys.exit(1)
     except BaseException as error:
-        ctx.failed(error, "running" if ctx.is_ready else phase)
-        raise
+        try:  # first the traceback, on stderr: the cause that follows quotes the last lines
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+        finally:
+            ctx.failed(error, "running" if ctx.is_ready else phase)
+        sys.exit(1)
 
 
 def _check_was_ready(ctx: WorkerContext) -> None:
