@@ -83,8 +83,9 @@ class Stop:
         """One of the processes announced how long its own orderly stop takes: the drain waits."""
         if drain_s > self._escalation.steps[0].grace_s:
             self._escalation = self._escalation.with_drain(drain_s)
-            if self.applied is Action.DRAIN:
-                self._schedule = self._plan(Action.DRAIN, self._schedule.begins[0][1])
+            first, begin = self._schedule.begins[0]
+            if first is Action.DRAIN and self.applied in {None, Action.DRAIN}:
+                self._schedule = self._plan(first, begin)
 
     def _plan(self, first: Action, now: float, spent_s: float = 0.0) -> Schedule:
         return plan(
