@@ -6,6 +6,7 @@ import _thread
 import atexit
 import math
 import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,11 @@ from stopbath.lifecycle._errors import (
     say,
 )
 from stopbath.lifecycle._escalation import Action, Escalation
+from stopbath.lifecycle._registry import Record
 from stopbath.lifecycle._spawn import KeeperClient
 from stopbath.lifecycle._state import GroupState, WorkerState
 from stopbath.lifecycle._supervisor import Supervisor
+from stopbath.lifecycle._sweep import sweep_at_start
 from stopbath.lifecycle._worker import Worker
 
 if TYPE_CHECKING:
@@ -109,7 +112,9 @@ class _Shared:
     def acquire(self, group: WorkerGroup) -> Supervisor:
         with self._lock:
             if self._supervisor is None or self._supervisor.keeper.channel.eof:
-                self._supervisor = Supervisor(KeeperClient.launch())
+                sweep_at_start()
+                record = Record.create(os.urandom(8).hex(), "library", group.name, sys.argv)
+                self._supervisor = Supervisor(KeeperClient.launch(record))
                 self._supervisor.start_thread()
                 atexit.register(self.stop_all)
             self._groups[group] = self._supervisor
@@ -144,6 +149,8 @@ class _Shared:
         self._lock = threading.Lock()  # the old one may be held by a thread that is not here
         if supervisor is not None:
             supervisor.abandon()
+            if supervisor.keeper.record is not None:
+                supervisor.keeper.record.close()  # a child that held it would keep the run alive
 
 
 _shared = _Shared()

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from stopbath.lifecycle import _keeper
 from stopbath.lifecycle._account import merge, write_report
 from stopbath.lifecycle._command import Command
+from stopbath.lifecycle._containment import RunCgroup
 from stopbath.lifecycle._core import GroupCore, Policy
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import Exit, signal_name
@@ -42,11 +43,13 @@ from stopbath.lifecycle._process import (
     reap,
     reap_pid,
 )
+from stopbath.lifecycle._registry import Record
 from stopbath.lifecycle._report import render
 from stopbath.lifecycle._spawn import Gone, KeeperClient, Spawned, WorkerExited
 from stopbath.lifecycle._spec import WorkerSpec
 from stopbath.lifecycle._state import GroupState
 from stopbath.lifecycle._supervisor import Supervisor
+from stopbath.lifecycle._sweep import sweep_at_start
 from stopbath.lifecycle._words import forward
 from stopbath.lifecycle._worker import Worker
 
@@ -66,7 +69,15 @@ _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be
 class Guardian:
     """One run: its keeper, its one process, the signals that arrive, the account at the end."""
 
-    def __init__(self, job: dict[str, Any], keeper: KeeperClient, signals: SignalQueue) -> None:
+    def __init__(
+        self,
+        job: dict[str, Any],
+        keeper: KeeperClient,
+        signals: SignalQueue,
+        record: Record,
+        cgroup: RunCgroup,
+    ) -> None:
+        self._record, self._cgroup = record, cgroup
         self._job = job
         self._keeper = keeper
         self._queue = signals
@@ -94,7 +105,10 @@ class Guardian:
         self._sup.run()
         self._hear_of_the_rest(Deadline.after(_LEAVE_S))
         self._keeper.close()
+        self._cgroup.kill()  # what a keeper that was killed can no longer do
         self._end_adopted(Deadline.after(_LEAVE_S))
+        if self._cgroup.remove() and not children():
+            self._record.remove()
         return self._account()
 
     # -- signals
@@ -194,6 +208,7 @@ class Guardian:
             spawn_errno=self._main.spawn_errno,
         )
         serving = self._job["kind"] == "serve"
+        merged["swept"] = {"runs": self._job["swept"]}
         merged["exit_code"] = code = (serve_exit_code if serving else run_exit_code)(ending)
         if self._job["report"]:
             problem = write_report(self._job["report"], merged)
@@ -232,7 +247,7 @@ def _command(job: dict[str, Any]) -> Member:
     )
 
 
-def _fork_keeper(*, new_session: bool) -> KeeperClient:
+def _fork_keeper(record: Record, cgroup: RunCgroup, *, new_session: bool) -> KeeperClient:
     """Fork the keeper while this process is still small, single-threaded and owns nothing."""
     ours, theirs = socket.socketpair()
     me = os.getpid()
@@ -244,7 +259,7 @@ def _fork_keeper(*, new_session: bool) -> KeeperClient:
             ours.close()
             if new_session:
                 os.setsid()
-            _keeper.run(theirs, me, stat.start)
+            _keeper.run(theirs, me, stat.start, record, cgroup)
         finally:
             os._exit(0)
     theirs.close()
@@ -262,9 +277,13 @@ def main(argv: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # not Python's own handler
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     become_subreaper()
-    keeper = _fork_keeper(new_session=job["kind"] == "serve" or not job["tty"])
+    record = Record.create(job["run_id"], job["kind"], job["name"], job.get("argv", ()))
+    swept = [str(run) for run in sweep_at_start()]
+    cgroup = RunCgroup.create(record)
+    keeper = _fork_keeper(record, cgroup, new_session=job["kind"] == "serve" or not job["tty"])
     heard = [n for n in (*_STOPPING, *_PASSED_ON, signal.SIGCHLD) if n not in ignored]
-    guardian = Guardian(job | {"ignored": [int(n) for n in ignored]}, keeper, SignalQueue(heard))
+    job |= {"ignored": [int(n) for n in ignored], "swept": swept}
+    guardian = Guardian(job, keeper, SignalQueue(heard), record, cgroup)
     os._exit(guardian.run())
 
 

@@ -22,6 +22,7 @@ if __name__ == "__main__":  # run by path, without site: let the package be foun
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stopbath.lifecycle._channel import Channel, Frame
+from stopbath.lifecycle._containment import Leaf, RunCgroup
 from stopbath.lifecycle._errors import Exit, ProtocolError
 from stopbath.lifecycle._process import (
     ProcessRef,
@@ -35,6 +36,7 @@ from stopbath.lifecycle._process import (
     reap_pid,
     signal_group_of,
 )
+from stopbath.lifecycle._registry import Record
 
 __all__ = ["Keeper", "run"]
 
@@ -51,10 +53,12 @@ class _Client:
 class _Child:
     """A process this keeper spawned."""
 
-    __slots__ = ("client", "exit", "id", "name", "ref")
+    __slots__ = ("client", "exit", "id", "leaf", "name", "ref")
 
-    def __init__(self, client: _Client, ident: int, name: str, ref: ProcessRef) -> None:
-        self.client, self.id, self.name, self.ref = client, ident, name, ref
+    def __init__(
+        self, client: _Client, ident: int, name: str, ref: ProcessRef, leaf: Leaf | None
+    ) -> None:
+        self.client, self.id, self.name, self.ref, self.leaf = client, ident, name, ref, leaf
         self.exit: Exit | None = None  # known once dead; it stays here until its strays have ended
 
 
@@ -84,7 +88,15 @@ class _Stray:
 class Keeper:
     """The loop. `run` is the only caller."""
 
-    def __init__(self, sock: socket.socket, root: ProcessRef | None, wake_fd: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        root: ProcessRef | None,
+        wake_fd: int,
+        record: Record,
+        cgroup: RunCgroup,
+    ) -> None:
+        self._record, self._cgroup = record, cgroup
         self._poll = select.poll()
         self._clients: dict[int, _Client] = {}  # by socket
         self._children: dict[int, _Child] = {}  # by pid, until reaped
@@ -203,11 +215,12 @@ class Keeper:
 
     def _spawn(self, client: _Client, frame: Frame, fds: list[int]) -> None:
         """Start one process: own session, default handlers, unblocked mask, only the listed fds."""
-        ident, name, env = int(frame["id"]), str(frame["name"]), dict(frame["env"])
+        ident, name, env = int(frame["id"]), str(frame["name"]), self._record.marked(frame["env"])
         targets = [int(target) for target in frame["fds"]]
         argv = [*map(str, frame["argv"]), *([str(os.getpid())] if frame["worker"] else [])]
         pair: tuple[socket.socket, socket.socket] | None = None
         own: list[int] = []
+        leaf = self._cgroup.leaf()
         try:
             if frame["keeper_fd"] is not None:  # the new process may ask for workers itself
                 pair = socket.socketpair()
@@ -220,15 +233,16 @@ class Keeper:
             ]
             if frame["worker"]:
                 actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
-            pid = os.posix_spawnp(
-                argv[0],
-                argv,
-                env,
-                file_actions=actions,
-                **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
-                setsigmask=(),
-                setsigdef=_resettable(frame["ignore"]),
-            )
+            with self._cgroup.born_in(None if frame["worker"] else leaf):
+                pid = os.posix_spawnp(
+                    argv[0],
+                    argv,
+                    env,
+                    file_actions=actions,
+                    **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
+                    setsigmask=(),
+                    setsigdef=_resettable(frame["ignore"]),
+                )
             # A child keeps its pid until we reap it: the pidfd cannot miss it.
             ref = ProcessRef.open(pid)
         except OSError as error:
@@ -237,6 +251,7 @@ class Keeper:
             )
             if pair is not None:
                 pair[0].close()
+            self._cgroup.bury(leaf)
             return
         finally:
             for fd in own:
@@ -245,7 +260,10 @@ class Keeper:
                 pair[1].close()
         if not frame["worker"]:
             self._stray_signal = None
-        child = self._children[pid] = _Child(client, ident, name, ref)
+        elif leaf is not None:
+            leaf.admit(pid)  # it waits for `go`, and forks nothing before
+        self._record.note_process("worker", name, pid, ref.start)
+        child = self._children[pid] = _Child(client, ident, name, ref, leaf)
         self._poll.register(ref.fileno(), select.POLLIN)
         if pair is not None:
             self._admit(Channel(pair[0]), ProcessRef.open(pid, ref.start), root=False)
@@ -266,11 +284,14 @@ class Keeper:
         if child.exit is None:
             return  # an event of a number that meant another descriptor a moment ago
         self._tell(child.client, {"ev": "exited", **self._facts(child)})
+        if self._stray_signal == signal.SIGKILL and child.leaf is not None:
+            child.leaf.kill()
         if self._stray_signal is not None:
             signal_group_of(child.ref, self._stray_signal)
         self._poll.unregister(child.ref.fileno())
         reap(child.ref)
         child.ref.close()
+        self._cgroup.bury(child.leaf)
         del self._children[child.ref.pid]
         self._dead.append(child)
         self._adopt()
@@ -292,6 +313,7 @@ class Keeper:
                 self._lay_to_rest(pid)
             elif pid not in self._strays and (self._stray_signal or not self._children):
                 self._take_on(pid)
+        self._cgroup.tidy()
         if self._dead and not self._strays:
             for child in self._dead:
                 self._tell(
@@ -328,6 +350,8 @@ class Keeper:
     def _signal_tree(self, number: int) -> None:
         """Signal everything below this process, and what comes to it from now on."""
         self._stray_signal = number
+        if number == signal.SIGKILL:
+            self._cgroup.kill()
         self._adopt()
         for stray in self._strays.values():
             stray.send(number)
@@ -374,7 +398,9 @@ def _empty(fd: int) -> None:
         return
 
 
-def run(sock: socket.socket, parent_pid: int, parent_start: int) -> None:
+def run(
+    sock: socket.socket, parent_pid: int, parent_start: int, record: Record, cgroup: RunCgroup
+) -> None:
     """Be the keeper of the process that holds the other end of `sock`, until it is gone.
 
     Returns when nothing is left. The keeper arms no parent-death signal: it would shoot the one
@@ -392,9 +418,12 @@ def run(sock: socket.socket, parent_pid: int, parent_start: int) -> None:
     become_subreaper()
     try:
         root = ProcessRef.open(parent_pid, parent_start)
-    except ProcessLookupError:
-        return  # gone before we looked; nothing was started yet
-    keeper = Keeper(sock, root, wake_in)
+    except ProcessLookupError:  # gone before we looked; nothing was started yet
+        cgroup.remove()
+        record.remove()
+        return
+    record.note_process("keeper", "keeper", os.getpid())
+    keeper = Keeper(sock, root, wake_in, record, cgroup)
     try:
         keeper.loop()
     except BaseException:
@@ -402,13 +431,23 @@ def run(sock: socket.socket, parent_pid: int, parent_start: int) -> None:
         sys.excepthook(*sys.exc_info())
         keeper.dismiss_all()
         keeper.loop()
+    if cgroup.remove():
+        record.remove()
 
 
 def main(argv: list[str]) -> None:
-    """Entry of `python -I -S _keeper.py FD PARENT_PID PARENT_START`."""
-    fd, parent_pid, parent_start = (int(word) for word in argv)
-    os.closerange(fd + 1, 1 << 20)  # what C libraries of the program opened without CLOEXEC
-    run(socket.socket(fileno=fd), parent_pid, parent_start)
+    """Entry of `python -I -S _keeper.py FD RECORD_FD PARENT_PID PARENT_START RUN_ID PATH`.
+
+    RECORD_FD is FD + 1, or -1 when the run has no record.
+    """
+    fd, record_fd, parent_pid, parent_start = (int(word) for word in argv[:4])
+    # What C libraries of the program opened without CLOEXEC.
+    os.closerange(max(fd, record_fd) + 1, 1 << 20)
+    if record_fd >= 0:
+        os.set_inheritable(record_fd, False)  # a worker that held it would keep a dead run alive
+    record = Record(argv[4], argv[5], record_fd)
+    sock = socket.socket(fileno=fd)
+    run(sock, parent_pid, parent_start, record, RunCgroup.create(record))
     os._exit(0)  # nothing to finalize, and the client waits for this end
 
 

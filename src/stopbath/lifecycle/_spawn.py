@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from stopbath.lifecycle._channel import Channel, Frame
 from stopbath.lifecycle._errors import Exit, KeeperDied
 from stopbath.lifecycle._process import ProcessRef, dup_high, read_stat, reap
+from stopbath.lifecycle._sweep import sweep_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from stopbath.lifecycle._registry import Record
 
 __all__ = [
     "CONTROL_FD",
@@ -77,21 +80,28 @@ Event = Spawned | SpawnFailed | WorkerExited | StraysLeft | Gone
 
 
 class KeeperClient:
-    """The socket to a keeper. Owns it, and the keeper's pidfd when this process started it."""
+    """The socket to a keeper. Owns it, and the keeper's pidfd when this process started it.
 
-    def __init__(self, sock: socket.socket, ref: ProcessRef | None) -> None:
+    A program also owns the record of the run that its keeper is the other holder of.
+    """
+
+    def __init__(
+        self, sock: socket.socket, ref: ProcessRef | None, record: Record | None = None
+    ) -> None:
         self.channel = Channel(sock)
         self.ref = ref
+        self.record = record
         self._last_id = 0
 
     @classmethod
-    def launch(cls) -> KeeperClient:
+    def launch(cls, record: Record) -> KeeperClient:
         """Start a keeper as a child of this process, in a session of its own.
 
         Nothing of this interpreter is touched: no handler, no subreaper flag, no start method.
         """
         ours, theirs = socket.socketpair()
-        source = dup_high(theirs.fileno())
+        sources = [dup_high(fd) for fd in (theirs.fileno(), record.fd) if fd >= 0]
+        record_fd = CONTROL_FD + 1 if record.fd >= 0 else -1
         try:
             me = os.getpid()
             stat = read_stat(me)
@@ -99,25 +109,30 @@ class KeeperClient:
             argv = [
                 sys.executable,
                 *("-I", "-S", os.path.join(_HERE, "_keeper.py")),
-                *(str(CONTROL_FD), str(me), str(stat.start)),
+                *map(str, (CONTROL_FD, record_fd, me, stat.start, record.run_id, record.path)),
             ]
             pid = os.posix_spawn(
                 argv[0],
                 argv,
                 os.environ,  # noqa: TID251  (passed on, not read)
-                file_actions=[(os.POSIX_SPAWN_DUP2, source, CONTROL_FD)],
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, source, CONTROL_FD + i)
+                    for i, source in enumerate(sources)
+                ],
                 setsid=True,
                 setsigmask=(),
                 setsigdef=[
                     number for number in signal.valid_signals() if number not in _UNCATCHABLE
                 ],
             )
-            return cls(ours, ProcessRef.open(pid))
+            return cls(ours, ProcessRef.open(pid), record)
         except BaseException:
             ours.close()
+            record.remove()
             raise
         finally:
-            os.close(source)
+            for source in sources:
+                os.close(source)
             theirs.close()
 
     @classmethod
@@ -186,7 +201,11 @@ class KeeperClient:
         if self.ref is not None:
             if self.ref.dead(wait_s=1.0):
                 reap(self.ref)
+                if self.record is not None:
+                    sweep_own(self.record)
             self.ref.close()
+        if self.record is not None:
+            self.record.close()
 
 
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
