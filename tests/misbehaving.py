@@ -81,11 +81,13 @@ def stops_itself(ctx: WorkerContext) -> None:
 
 
 def in_a_c_call(ctx: WorkerContext) -> None:
-    """Sit in a C function that never gives the interpreter back."""
+    """Sit in a C function that never gives the interpreter back, and that no signal interrupts."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # never gets to run
+    mutex = ctypes.create_string_buffer(64)
+    libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL
+    libc.pthread_mutex_lock(mutex)
     ctx.ready()
-    while True:
-        ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the GIL
+    libc.pthread_mutex_lock(mutex)
 
 
 def hangs_in_its_handler(ctx: WorkerContext) -> None:

@@ -103,14 +103,14 @@ def test_the_last_phase_is_told(group_of: Callable[..., WorkerGroup]) -> None:
     assert fail_to_start(group).cause.phase == "loading 3/10"
 
 
-def test_arguments_that_do_not_pickle_fail_the_start(nothing_left: None) -> None:
+def test_arguments_that_do_not_pickle_fail_the_start() -> None:
     spec = WorkerSpec("misbehaving:obedient", args=(lambda: None,), name="w0")
     group = WorkerGroup("test", [spec])
     group.start()
     assert "cannot be given its target" in fail_to_start(group).cause.what
 
 
-def test_a_function_is_a_target_too(nothing_left: None) -> None:
+def test_a_function_is_a_target_too() -> None:
     group = WorkerGroup("test", [WorkerSpec(misbehaving.obedient)])
     with group:
         assert group.workers[0].name == "test0"
@@ -120,7 +120,7 @@ def test_a_function_is_a_target_too(nothing_left: None) -> None:
     assert group.report.clean
 
 
-def test_an_exception_in_the_with_block_stops_the_group(nothing_left: None) -> None:
+def test_an_exception_in_the_with_block_stops_the_group() -> None:
     group = WorkerGroup("test", [WorkerSpec(misbehaving.obedient)])
 
     def use() -> None:

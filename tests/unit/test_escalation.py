@@ -105,6 +105,23 @@ def test_its_repr_states_the_steps() -> None:
     assert repr(Escalation(1, 2, 3)) == "<Escalation drain 1 s, SIGTERM 2 s, SIGKILL 3 s>"
 
 
+@pytest.mark.parametrize("when", ["before the first step", "during the drain"])
+def test_an_announced_budget_stretches_the_drain_and_nothing_else(when: str) -> None:
+    stop = Stop(
+        Escalation(1, 2, 3),
+        first=Action.DRAIN,
+        now=0.0,
+        deadline=math.inf,
+        asked_by="a test",
+        kill_extra_s=0,
+    )
+    if when == "during the drain":
+        assert stop.due(0.0) is Action.DRAIN
+    stop.wait_longer(10)
+    stop.wait_longer(4)  # the longest counts
+    assert stop._schedule.begins == ((Action.DRAIN, 0), (Action.SIGTERM, 10), (Action.SIGKILL, 12))
+
+
 class StopMachine(RuleBasedStateMachine):
     """A stop in progress that callers join, at any time, with any wish.
 
