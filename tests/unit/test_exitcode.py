@@ -52,6 +52,7 @@ endings = st.builds(
         (ASKED._replace(exit=KILLED, killed_by_us=True), 1),
         (ASKED._replace(asked=False, signals=(), exit=KILLED), 4),
         (ASKED._replace(asked=False, signals=(), exit=KILLED, was_ready=False), 3),
+        (ASKED._replace(exit=KILLED, lost=True), 4),
         (ASKED._replace(survivors=True), 5),
         (ASKED._replace(survivors=True, exit=Exit(code=4)), 5),
     ],

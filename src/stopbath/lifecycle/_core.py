@@ -151,6 +151,7 @@ class GroupCore:
             self._ready_if_all_are()
         elif kind == "failed":
             member.phase = str(frame["phase"])
+            member.leaving = True
             self.fault(member, str(frame["what"]))
         elif kind == "budget":
             budget_s = float(frame["stop_s"])

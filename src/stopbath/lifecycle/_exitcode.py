@@ -43,6 +43,7 @@ class Ending(NamedTuple):
     survivors: bool
     signals: tuple[int, ...]
     spawn_errno: int = 0
+    lost: bool = False  # a signal ended it that no step of the stop had sent
 
 
 def run_exit_code(ending: Ending) -> int:
@@ -63,15 +64,14 @@ def serve_exit_code(ending: Ending) -> int:
     """Give the exit code of `serve` for an ending."""
     if ending.survivors:
         return SURVIVORS
-    forced = 128 + ending.signals[-1] if len(ending.signals) > 1 else CLEAN
-    if ending.exit.code is not None:
-        if ending.exit.code in _OWN:
-            return ending.exit.code
-        return forced if ending.exit.code == CLEAN else UNEXPECTED
-    if ending.asked:
-        # Ended by a step of ours: the second or third signal asked for that; a first one did
-        # not, and a server that had to be killed for it was hung.
-        if ending.killed_by_us and forced == CLEAN:
-            return UNEXPECTED
-        return forced
-    return ENGINE_DEAD if ending.was_ready else START_FAILED
+    if ending.exit.code in _OWN:
+        return ending.exit.code
+    if ending.exit.code not in {None, CLEAN}:
+        return UNEXPECTED
+    # It ended, however politely, and nobody had asked it to; or a stranger's signal ended it.
+    if not ending.asked or ending.lost:
+        return ENGINE_DEAD if ending.was_ready else START_FAILED
+    if len(ending.signals) > 1:
+        return 128 + ending.signals[-1]
+    # One signal asks for an orderly stop; a server that had to be killed for it was hung.
+    return UNEXPECTED if ending.killed_by_us else CLEAN

@@ -206,6 +206,8 @@ class Guardian:
             survivors=bool(merged["survivors"]) or self._core.state is GroupState.SURVIVED,
             signals=tuple(self._signals),
             spawn_errno=self._main.spawn_errno,
+            lost=bool(self._main.exit and self._main.exit.signal)
+            and self._main.ended_by in {None, Action.DRAIN},
         )
         serving = self._job["kind"] == "serve"
         merged["swept"] = {"runs": self._job["swept"]}

@@ -44,6 +44,7 @@ class Member:
         self.ended_at: float | None = None
         self.budget_s = 0.0  # how long its own orderly stop may take, as it announced
         self.reports: list[Frame] = []
+        self.leaving = False  # it said that it failed: it is on its way out by itself
         self.sent: Action | None = None
         self.ended_by: Action | None = None
         self.steps: list[tuple[Action, float, str | None]] = []
@@ -101,6 +102,9 @@ class Member:
         for: both go on to SIGTERM at once.
         """
         if self.sent is not None and self.sent >= action:
+            return
+        if self.leaving and action < Action.SIGKILL:
+            self.move(WorkerEvent.STOP)
             return
         if action is Action.DRAIN and self.alive and self.state is not WorkerState.READY:
             action = Action.SIGTERM
