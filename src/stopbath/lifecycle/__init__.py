@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stopbath.lifecycle._adopt import Existing, adopt
     from stopbath.lifecycle._context import StopNotice, WorkerContext
     from stopbath.lifecycle._deadline import Deadline
     from stopbath.lifecycle._errors import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._supervisor import Supervisor
 
 _HOMES = {
+    "_adopt": ("Existing", "adopt"),
     "_context": ("StopNotice", "WorkerContext"),
     "_deadline": ("Deadline",),
     "_errors": (
@@ -62,6 +64,7 @@ __all__ = [
     "Cause",
     "Deadline",
     "Escalation",
+    "Existing",
     "Exit",
     "GroupState",
     "IllegalTransition",
@@ -85,6 +88,7 @@ __all__ = [
     "WorkerSpec",
     "WorkerState",
     "WorkerView",
+    "adopt",
 ]
 
 

@@ -104,6 +104,8 @@ class GroupCore:
             try:
                 member.ask_for(sup.keeper, time.monotonic())
                 sup.watch_words(self, member)
+                if member.ref is not None:  # it runs already
+                    self.spawned(member, member.ref)
             except Exception as error:  # EMFILE, a dead keeper: the start fails, in order
                 self._spawn_failed(member, describe_exception(error))
                 return
@@ -188,6 +190,8 @@ class GroupCore:
     def keeper_died(self) -> None:
         """Nothing can be started any more, and the kernel is ending what it kept."""
         for member in self.members:
+            if not member.kept:
+                continue
             if member.alive:
                 self.fault(member, "lost its keeper, which ended")
             if member.status_due is not None:
@@ -212,6 +216,8 @@ class GroupCore:
         assert self._sup is not None
         self._sup.unwatch_death(member)
         self._sup.hear_out(self, member)
+        if not member.kept:
+            member.exit = member.own_status()
         if member.exit is not None:
             self._ended(member, now)
         elif self._sup.keeper.channel.eof:
@@ -250,8 +256,8 @@ class GroupCore:
                 self.stop(Action.DRAIN, math.inf, f"the end of {member.name}")
         elif member.reachable:  # its strays need no drain
             self.stop(Action.SIGTERM, math.inf, "")
-        if self._sup is not None and self._sup.keeper.channel.eof:
-            self.gone(member, [])  # nobody is left to tell
+        if not member.kept or (self._sup is not None and self._sup.keeper.channel.eof):
+            self.gone(member, [])  # nobody will tell
         else:
             self._finish_if_ended()
 

@@ -27,13 +27,13 @@ from stopbath.lifecycle._spawn import KeeperClient
 from stopbath.lifecycle._state import GroupState, WorkerState
 from stopbath.lifecycle._supervisor import Supervisor
 from stopbath.lifecycle._sweep import sweep_at_start
-from stopbath.lifecycle._worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
+    from stopbath.lifecycle._adopt import Existing
     from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._report import ShutdownReport, Survivor
     from stopbath.lifecycle._spec import WorkerSpec
@@ -165,7 +165,7 @@ class WorkerGroup:
 
     Args:
         name: The group's name in reports.
-        specs: One `WorkerSpec` per worker.
+        specs: One `WorkerSpec` per worker; or `Existing` processes, see `adopt`.
         escalation: The steps of a stop.
         policy: What the death of one means for the others.
         start_s: How long a starting worker may say nothing (seconds); every `ctx.progress`
@@ -177,7 +177,7 @@ class WorkerGroup:
     def __init__(
         self,
         name: str,
-        specs: Sequence[WorkerSpec],
+        specs: Sequence[WorkerSpec | Existing],
         *,
         escalation: Escalation | None = None,
         policy: Policy = Policy.ONE_FOR_ALL,
@@ -194,7 +194,7 @@ class WorkerGroup:
         self.escalation = escalation or Escalation()
         self._core = GroupCore(
             name,
-            [Worker(spec, spec.name or f"{name}{i}", i) for i, spec in enumerate(specs)],
+            [spec.member(spec.name or f"{name}{i}", i) for i, spec in enumerate(specs)],
             escalation=self.escalation,
             policy=policy,
             start_s=start_s,

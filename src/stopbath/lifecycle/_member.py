@@ -23,8 +23,11 @@ class Member:
     """The record of one process. Lives on the supervisor's thread; others only read fields.
 
     A `Worker` runs a Python function and talks over a control socket; a `Command` is somebody
-    else's program.
+    else's program; an `Adopted` one was started by somebody else.
     """
+
+    kept = True
+    """Whether the keeper is its parent and tells how it ended and when nothing of it is left."""
 
     def __init__(self, name: str, rank: int, words: Words) -> None:
         self.name, self.rank, self.words = name, rank, words
@@ -75,6 +78,10 @@ class Member:
 
     def perform(self, action: Action, within_s: float) -> str | None:
         """Do one step; gives what went wrong, or None."""
+        raise NotImplementedError
+
+    def own_status(self) -> Exit:
+        """Learn how it ended, for one whose parent is not the keeper."""
         raise NotImplementedError
 
     def fault_of(self, end: Exit) -> str | None:

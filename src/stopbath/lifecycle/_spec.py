@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from stopbath.lifecycle._member import Member
+
 __all__ = ["WorkerSpec"]
 
 
@@ -69,6 +71,12 @@ class WorkerSpec:
         self.keeper_access = keeper_access
         self.prefix = prefix
         self.path = None if path is None else list(path)
+
+    def member(self, name: str, rank: int) -> Member:
+        """Make the member that brings it to life."""
+        from stopbath.lifecycle._worker import Worker
+
+        return Worker(self, name, rank)
 
     def __repr__(self) -> str:
         target = self.target if isinstance(self.target, str) else self.target.__qualname__

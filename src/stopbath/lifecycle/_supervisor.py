@@ -204,7 +204,8 @@ class Supervisor:
 
     def watch_words(self, group: GroupCore, member: Member) -> None:
         """Listen to a worker's control socket and stderr from now on."""
-        self._by_spawn[member.spawn_id] = (group, member)
+        if member.kept:
+            self._by_spawn[member.spawn_id] = (group, member)
         if member.channel is not None:
             self._selector.register(
                 member.channel, selectors.EVENT_READ, lambda: self._hear(group, member)
