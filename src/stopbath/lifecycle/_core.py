@@ -100,6 +100,7 @@ class GroupCore:
         """Ask for every worker. One that cannot even be asked for is the group's first fault."""
         self._sup = sup
         self._move(GroupEvent.START)
+        failed: list[tuple[Member, str]] = []
         for member in self.members:
             try:
                 member.ask_for(sup.keeper, time.monotonic())
@@ -107,16 +108,21 @@ class GroupCore:
                 if member.ref is not None:  # it runs already
                     self.spawned(member, member.ref)
             except Exception as error:  # EMFILE, a dead keeper: the start fails, in order
-                self._spawn_failed(member, describe_exception(error))
-                return
+                failed.append((member, describe_exception(error)))
+                if member.kept:  # no need to start the others; those that run are taken hold of
+                    break
+        for member, why in failed:
+            self._spawn_failed(member, why)
 
     def spawned(self, member: Member, ref: ProcessRef) -> None:
         """The keeper has started a worker."""
         assert self._sup is not None
         member.born(ref)
         self._sup.watch_death(self, member)
-        if self.state in {GroupState.STOPPING, GroupState.SURVIVED}:  # nothing has run in it yet
-            member.act(Action.SIGKILL, time.monotonic(), 0.0)
+        if self.state in {GroupState.STOPPING, GroupState.SURVIVED}:  # nothing to drain yet
+            assert self._stop is not None
+            action = max(self._stop.applied or Action.DRAIN, Action.SIGTERM)
+            member.act(action, time.monotonic(), 0.0)
             return
         try:
             member.let_go_on()
@@ -186,6 +192,12 @@ class GroupCore:
             self._callbacks.clear()
         if self.policy is Policy.ONE_FOR_ALL or self.state is GroupState.STARTING:
             self.stop(Action.SIGTERM, math.inf, "a fault")
+
+    @staticmethod
+    def signal(member: Member, number: int) -> None:
+        """Send a signal that somebody asked for; to a process that runs, by its pidfd."""
+        if member.alive and member.ref is not None:
+            member.ref.send(number)
 
     def keeper_died(self) -> None:
         """Nothing can be started any more, and the kernel is ending what it kept."""

@@ -88,6 +88,8 @@ def shake_hands(control: int, name: str) -> _Job:
         if channel.eof:
             die()
     go, fds = frames[0]
+    if go["t"] != "go":  # asked to stop before anything began; the SIGTERM is on its way
+        die()
     with os.fdopen(fds[0], "rb") as file:
         payload = file.read()
     _settle(go)
