@@ -295,6 +295,34 @@ class WorkerGroup:
             core = self._core
             self._supervisor.post(lambda: core.on_failure(callback))
 
+    def fail(self, worker: str, what: str) -> None:
+        """Declare a living worker at fault, as its death would be; does not wait.
+
+        For whoever sees what no process table shows: a worker that lives and does nothing.
+        `what` says it in one line without the worker's name. `LookupError` for an unknown name.
+        """
+        core, member = self._core, self._member_called(worker)
+        self._running().post(lambda: core.fault(member, what) if member.alive else None)
+
+    def signal(self, worker: str, number: int) -> None:
+        """Send a signal to a worker by identity; nothing when it is gone. Does not wait.
+
+        For signals that ask (a stack dump): whoever ends, ends through `shutdown`.
+        """
+        member = self._member_called(worker)
+
+        def send() -> None:
+            if member.alive and member.ref is not None:
+                member.ref.send(number)
+
+        self._running().post(send)
+
+    def _member_called(self, name: str) -> Member:
+        for member in self._core.members:
+            if member.name == name:
+                return member
+        raise LookupError(f"group {self.name!r} has no worker {name!r}")
+
     # -- stop
 
     def shutdown(
