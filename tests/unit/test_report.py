@@ -121,7 +121,7 @@ def test_one_account_is_made_of_the_guardians_and_the_servers() -> None:
     outer = report(workers=(worker("server", pid=1),)).to_dict()
     inner = {"groups": [report().to_dict()], "cause": None, "unfinished_requests": 2}
     foreign = [{"name": "rank0", "pid": 10, "exit": {"code": 0, "signal": None}}]
-    merged = merge(outer, inner, foreign, [], run_id="r", asked_by="SIGTERM")
+    merged = merge(outer, inner, foreign, [], [], run_id="r", asked_by="SIGTERM")
     assert [it["name"] for it in merged["workers"]] == ["server", "rank0"]
     assert merged["unfinished_requests"] == 2
     assert merged["clean"]
@@ -136,7 +136,7 @@ def test_ranks_of_a_server_that_told_nothing_are_accounted_for() -> None:
         {"name": "rank1", "pid": 11, "exit": killed},
     ]
     stray = {"pid": 12, "argv": "ffmpeg", "outcome": "killed"}
-    merged = merge(outer, None, foreign, [stray], run_id="r", asked_by="")
+    merged = merge(outer, None, foreign, [stray], [], run_id="r", asked_by="")
     assert [it["outcome"] for it in merged["workers"]] == ["drained", "killed", "killed"]
     assert [it["rank"] for it in merged["workers"]] == [0, 0, 1]
     assert merged["strays"] == [stray]

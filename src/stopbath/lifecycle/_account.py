@@ -18,6 +18,7 @@ def merge(
     inner: dict[str, Any] | None,
     foreign: list[dict[str, Any]],
     strays: list[dict[str, Any]],
+    outlived: list[dict[str, Any]],
     *,
     run_id: str,
     asked_by: str,
@@ -26,7 +27,7 @@ def merge(
 
     `inner` is what the server handed over before it left: `groups`, `cause` and
     `unfinished_requests`. Without it (the server was killed) the ranks are accounted for by
-    `foreign`, what the keeper told of them.
+    `foreign`, what the keeper told of them; `outlived` are those of them that nothing could end.
     """
     groups = inner["groups"] if inner else []
     workers = list(outer["workers"])
@@ -37,6 +38,8 @@ def merge(
     workers += [_killed(it, rank) for rank, it in enumerate(untold)]
     cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
     survivors = outer["survivors"] + [one for group in groups for one in group["survivors"]]
+    named = {survivor["pid"] for survivor in survivors}
+    survivors += [survivor for survivor in outlived if survivor["pid"] not in named]
     all_strays = outer["strays"] + strays
     seen = {stray["pid"] for stray in all_strays}
     all_strays += [it for group in groups for it in group["strays"] if it["pid"] not in seen]

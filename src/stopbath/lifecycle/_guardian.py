@@ -32,6 +32,7 @@ from stopbath.lifecycle._core import GroupCore, Policy
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import Exit, signal_name
 from stopbath.lifecycle._escalation import Action, Escalation
+from stopbath.lifecycle._evidence import survivor_of
 from stopbath.lifecycle._exitcode import Ending, run_exit_code, serve_exit_code
 from stopbath.lifecycle._process import (
     ProcessRef,
@@ -144,7 +145,8 @@ class Guardian:
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Spawned):
-            self._foreign[event.ref.pid] = {"name": event.name, "pid": event.ref.pid, "exit": None}
+            pid, start = event.ref.pid, event.ref.start
+            self._foreign[pid] = {"name": event.name, "pid": pid, "start": start, "exit": None}
         elif isinstance(event, (WorkerExited, Gone)) and event.pid in self._foreign:
             self._foreign[event.pid]["exit"] = dict(event.exit._asdict())
         if isinstance(event, Gone):
@@ -161,7 +163,9 @@ class Guardian:
 
     def _end_adopted(self, by: Deadline) -> None:
         """End whatever came to us because the keeper was killed, in passes, until none is new."""
-        while (pids := children()) and not by.passed:
+        keeper = self._keeper.ref  # not reaped: alive, with what it cannot end, and stays with it
+        kept = set() if keeper is None else {keeper.pid}
+        while (pids := set(children()) - kept) and not by.passed:
             for pid in pids:
                 try:
                     ref = ProcessRef.open(pid)
@@ -185,6 +189,16 @@ class Guardian:
             for event in self._keeper.events():
                 self._note(event)
 
+    def _outlived(self) -> list[dict[str, Any]]:
+        """Name the workers of our worker that nobody has seen end and that are still there."""
+        found = []
+        for it in self._foreign.values():
+            stat = read_stat(it["pid"]) if it["exit"] is None else None
+            if stat is not None and stat.start == it["start"]:
+                survivor = survivor_of(it["pid"], it["name"], Action.SIGKILL.step)
+                found.append(dict(survivor._asdict()))
+        return found
+
     # -- the account
 
     def _account(self) -> int:
@@ -195,6 +209,7 @@ class Guardian:
             self._main.reports[-1] if self._main.reports else None,
             list(self._foreign.values()),
             self._foreign_strays,
+            self._outlived(),
             run_id=self._job["run_id"],
             asked_by=self._asked_by,
         )
