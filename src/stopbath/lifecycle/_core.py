@@ -193,12 +193,6 @@ class GroupCore:
         if self.policy is Policy.ONE_FOR_ALL or self.state is GroupState.STARTING:
             self.stop(Action.SIGTERM, math.inf, "a fault")
 
-    @staticmethod
-    def signal(member: Member, number: int) -> None:
-        """Send a signal that somebody asked for; to a process that runs, by its pidfd."""
-        if member.alive and member.ref is not None:
-            member.ref.send(number)
-
     def keeper_died(self) -> None:
         """Nothing can be started any more, and the kernel is ending what it kept."""
         for member in self.members:

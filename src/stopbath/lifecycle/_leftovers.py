@@ -13,14 +13,14 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stopbath.lifecycle import _registry
 from stopbath.lifecycle._containment import members
 from stopbath.lifecycle._process import descendants, read_stat
+from stopbath.lifecycle._registry import MARK, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stopbath.lifecycle._registry import Run
+    from stopbath.lifecycle._runs import Run
 
 __all__ = ["Left", "Leftovers", "command_line", "is_cgroup_of", "leftovers"]
 
@@ -48,8 +48,8 @@ class Leftovers(NamedTuple):
 def leftovers(run: Run) -> Leftovers:
     """Find what a dead run left. Touches nothing."""
     resources, untouched = _resources(run)
-    if run.host != _registry.this_host():
-        if _boot(run.host) == _boot(_registry.this_host()):
+    if run.host != this_host():
+        if _boot(run.host) == _boot(this_host()):
             untouched.append(Left(f"run {run.run_id}", "its pids are of another PID namespace"))
         return Leftovers(run, (), tuple(resources), tuple(untouched))
     above = set(_above(os.getpid()))
@@ -102,7 +102,7 @@ def _alive(pids: list[int], why: str) -> list[tuple[int, int, str]]:
 
 def _marked(run: Run) -> list[int]:
     """Find who was born with the run's mark; a title that overwrote it hides a process here."""
-    mark = f"{_registry.MARK}={run.run_id}".encode()
+    mark = f"{MARK}={run.run_id}".encode()
     born = min((one.start for one in run.processes), default=0)
     found = []
     for name in os.listdir("/proc"):

@@ -13,9 +13,8 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle._errors import say
 from stopbath.lifecycle._process import read_stat
@@ -23,46 +22,14 @@ from stopbath.lifecycle._process import read_stat
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Claim", "Identity", "Record", "Run", "directories", "registered", "this_host"]
+__all__ = ["MARK", "Record", "directories", "this_host", "usable"]
 
 MARK = "STOPBATH_RUN"
 """The variable, in the environment of everything a keeper starts, that names the run."""
 
-_SUFFIX = ".run"
+SUFFIX = ".run"
 _ATTEMPTS = 8  # somebody who looks at a file holds its lock for microseconds
 _LONGEST_LINE = 64 << 10
-
-
-class Identity(NamedTuple):
-    """A process that belongs to a run: its part, its name, and what makes its pid unique."""
-
-    role: str  # guardian, program, keeper or worker
-    name: str
-    pid: int
-    start: int  # clock ticks since boot
-
-    @property
-    def ours(self) -> bool:
-        """Whether stopbath started it; the program of the library face is its user's."""
-        return self.role != "program"
-
-
-class Run(NamedTuple):
-    """What a record says. `host` is the kernel and PID namespace its numbers mean something in."""
-
-    path: str
-    run_id: str
-    kind: str  # serve, run or library
-    name: str
-    argv: tuple[str, ...]
-    host: str
-    started_at: str
-    processes: tuple[Identity, ...]
-    resources: tuple[dict[str, Any], ...]
-    live: bool
-
-
-# -- where
 
 
 def directories() -> Iterator[str]:
@@ -76,7 +43,7 @@ def directories() -> Iterator[str]:
     yield os.path.join(temporary, f"stopbath-{os.geteuid()}")
 
 
-def _open_directory(path: str, *, make: bool) -> int:
+def open_directory(path: str, *, make: bool) -> int:
     """Open a directory that is ours alone; whoever could write in it could have us kill."""
     if make:
         with contextlib.suppress(FileExistsError):
@@ -99,9 +66,6 @@ def this_host() -> str:
         return "?"
 
 
-# -- writing
-
-
 class Record:
     """The record of a living run, held by this process. Nothing here raises or blocks a stop.
 
@@ -117,7 +81,7 @@ class Record:
     @classmethod
     def create(cls, run_id: str, kind: str, name: str, argv: Sequence[str]) -> Record:
         """Register a run of which this process is the guardian, or the program."""
-        path = os.path.join(next(directories()), run_id + _SUFFIX)
+        path = os.path.join(next(directories()), run_id + SUFFIX)
         try:
             record = cls(run_id, path, _make_locked(path))
         except OSError as error:
@@ -170,7 +134,7 @@ class Record:
     def remove(self) -> None:
         """Nothing of the run is left: take its record away and let go of it."""
         if self.present:
-            _unlink(self.path)
+            unlink(self.path)
         self.close()
 
     def close(self) -> None:
@@ -184,7 +148,7 @@ def _make_locked(path: str) -> int:
     """Make a file and lock it, whatever somebody else removes or looks at in between."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(_ATTEMPTS):
-        directory = _open_directory(os.path.dirname(path), make=True)
+        directory = open_directory(os.path.dirname(path), make=True)
         try:
             fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=directory)
         except FileNotFoundError:  # the last run that ended took the directory away
@@ -194,133 +158,36 @@ def _make_locked(path: str) -> int:
         # Sticky: who tidies up temporary directories by age leaves it alone (XDG, tmpfiles.d).
         with contextlib.suppress(OSError):
             os.fchmod(fd, 0o1600)
-        if _lock(fd) and os.fstat(fd).st_nlink:
+        if lock(fd) and os.fstat(fd).st_nlink:
             return fd
         os.close(fd)
         time.sleep(0.001)  # a sweep has just taken the empty file for a dead run's
     raise OSError("the record could not be locked")
 
 
-def _unlink(path: str) -> None:
+def usable() -> tuple[str, str]:
+    """Give the directory that runs are registered in, and why it cannot be used, if it cannot."""
+    where = next(directories())
+    path = os.path.join(where, f"probe-{os.getpid()}")
+    try:
+        fd = _make_locked(path)
+    except OSError as error:
+        return where, error.strerror or str(error)
+    os.close(fd)
+    unlink(path)
+    return where, ""
+
+
+def unlink(path: str) -> None:
     """Remove a record, and the directory with the last one."""
     with contextlib.suppress(OSError):
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
 
 
-def _lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+def lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
-
-
-# -- reading
-
-
-class Claim:
-    """A dead run, taken by this process for as long as it holds the lock that was free."""
-
-    __slots__ = ("_fd", "run")
-
-    def __init__(self, run: Run, fd: int) -> None:
-        self.run, self._fd = run, fd
-
-    @classmethod
-    def of(cls, record: Record) -> Claim:
-        """Take over an own run whose keeper was killed."""
-        claim = cls(_parse(record.path, record.fd, live=False), record.fd)
-        record.fd = -1
-        return claim
-
-    def forget(self) -> None:
-        """Remove the record, and let go."""
-        _unlink(self.run.path)
-        self.close()
-
-    def close(self) -> None:
-        """Let go; the record stays for the next sweep."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def registered(*, claim_dead: bool = False) -> tuple[list[Run], list[Claim]]:
-    """Read every record: the runs, and, when asked, a claim on each dead one.
-
-    Another sweep's claim makes a dead run look alive here, which is as it should be. A file
-    that is not ours, or not a record, is passed over.
-    """
-    runs: list[Run] = []
-    claims: list[Claim] = []
-    for where in directories():
-        try:
-            directory = _open_directory(where, make=False)
-        except OSError:
-            continue
-        try:
-            for name in sorted(os.listdir(directory)):
-                if name.endswith(_SUFFIX):
-                    _look(where, name, directory, runs, claims if claim_dead else None)
-        finally:
-            os.close(directory)
-    return runs, claims
-
-
-def _look(
-    where: str, name: str, directory: int, runs: list[Run], claims: list[Claim] | None
-) -> None:
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(name, flags, dir_fd=directory)
-    except OSError:
-        return
-    keep = False
-    try:
-        found = os.fstat(fd)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1:
-            # Those who only look must not make a dead run look alive to each other.
-            live = not _lock(fd, fcntl.LOCK_SH if claims is None else fcntl.LOCK_EX)
-            run = _parse(os.path.join(where, name), fd, live=live)
-            runs.append(run)
-            if claims is not None and not live:
-                claims.append(Claim(run, fd))
-                keep = True
-    finally:
-        if not keep:
-            os.close(fd)
-
-
-def _parse(path: str, fd: int, *, live: bool) -> Run:
-    """Read a record; lines that a crash or a full disk cut short are passed over."""
-    head: dict[str, Any] = {}
-    processes: dict[tuple[int, int], Identity] = {}
-    resources: list[dict[str, Any]] = []
-    with open(os.dup(fd), "rb") as file:
-        file.seek(0)
-        for line in file:
-            try:
-                facts = json.loads(line)
-                kind = facts.pop("t")
-                if kind == "run":
-                    head = facts
-                elif kind == "process":
-                    one = Identity(**facts)
-                    processes[one.pid, one.start] = one
-                elif kind == "resource":
-                    resources.append(facts)
-            except (ValueError, TypeError, KeyError, AttributeError):
-                continue
-    return Run(
-        path=path,
-        run_id=str(head.get("run_id", "")),
-        kind=str(head.get("kind", "?")),
-        name=str(head.get("name", "?")),
-        argv=tuple(map(str, head.get("argv", ()))),
-        host=str(head.get("host", "?")),
-        started_at=str(head.get("started_at", "")),
-        processes=tuple(processes.values()),
-        resources=tuple(resources),
-        live=live,
-    )

@@ -11,13 +11,12 @@ import select
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stopbath.lifecycle import _registry
 from stopbath.lifecycle._containment import remove_tree
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import say
 from stopbath.lifecycle._leftovers import is_cgroup_of, leftovers
 from stopbath.lifecycle._process import ProcessRef
-from stopbath.lifecycle._registry import Claim
+from stopbath.lifecycle._runs import Claim, registered
 
 if TYPE_CHECKING:
     from stopbath.lifecycle._leftovers import Left
@@ -158,7 +157,7 @@ def sweep_at_start() -> list[Swept]:
     """
     done: list[Swept] = []
     try:
-        _, claims = _registry.registered(claim_dead=True)
+        _, claims = registered(claim_dead=True)
         for claim in claims:
             with contextlib.ExitStack() as owned:
                 owned.callback(claim.close)
