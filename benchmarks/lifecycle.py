@@ -23,7 +23,7 @@ from stopbath.lifecycle import (
     WorkerSpec,
 )
 
-__all__ = ["BENCHES"]
+__all__ = ["BENCHES", "until_dead"]
 
 Target = Callable[[WorkerContext], None]
 
@@ -106,11 +106,12 @@ def orphans() -> Iterator[Row]:
             refs = [ProcessRef.open(int(word)) for word in program.stdout.readline().split()]
             began = time.perf_counter()
             program.kill()
-            took.append(_until_dead(refs, began))
+            took.append(until_dead(refs, began))
     yield row("kill -9 of a program: last of 4 ranks gone", took, "ms", "< 50")
 
 
-def _until_dead(refs: list[ProcessRef], began: float) -> float:
+def until_dead(refs: list[ProcessRef], began: float) -> float:
+    """Wait for the end of every process; gives the milliseconds since `began`."""
     poll = select.poll()
     for ref in refs:
         poll.register(ref, select.POLLIN)
@@ -134,6 +135,7 @@ def idle() -> Iterator[Row]:
     status = Path(f"/proc/{pid}/status").read_text()
     keeper = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid"))
     paths = [Path(f"/proc/self/task/{supervisor.native_id}/status"), Path(f"/proc/{keeper}/status")]
+    time.sleep(1)  # what the start woke up has gone back to sleep
     before = [_switches(path) for path in paths]
     time.sleep(10)
     after = [_switches(path) for path in paths]

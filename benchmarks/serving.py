@@ -1,1 +1,112 @@
-BENCHES = {}
+"""`stopbath serve` with the bundled model: start, pictures, and the end by `kill -9`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from benchmarks.lifecycle import until_dead
+from benchmarks.table import Bench, Row, row
+from stopbath.lifecycle import ProcessRef
+
+__all__ = ["BENCHES"]
+
+READY = "stopbath: ready "
+
+
+class Serving(NamedTuple):
+    """A running server: its address, its guardian, and how long it took to be ready (seconds)."""
+
+    url: str
+    guardian: subprocess.Popen[str]
+    ready_s: float
+
+    def get(self, path: str) -> Any:
+        """Read a JSON answer."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    def picture(self, prompt: str = "a seven") -> float:
+        """Ask for one picture; gives the seconds it took."""
+        request = urllib.request.Request(
+            f"{self.url}/v1/images/generations",
+            data=json.dumps({"prompt": prompt}).encode(),
+            headers={"content-type": "application/json"},
+        )
+        began = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read()
+        return time.perf_counter() - began
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Serving]:
+    """Run `stopbath serve` on a free port, and end it."""
+    began = time.perf_counter()
+    guardian = subprocess.Popen(
+        [sys.executable, "-m", "stopbath", "serve", "--port", "0", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert guardian.stderr is not None
+    try:
+        for line in guardian.stderr:
+            if line.startswith(READY):
+                yield Serving(
+                    line.removeprefix(READY).strip(), guardian, time.perf_counter() - began
+                )
+                break
+        else:
+            raise RuntimeError(f"the server ended before it was ready: {guardian.wait()}")
+    finally:
+        guardian.terminate()
+        guardian.stderr.read()
+        guardian.wait(30)
+
+
+def pictures() -> Iterator[Row]:
+    """First picture and steady pictures per second, one rank and two."""
+    for ranks in (1, 2):
+        with serving("--ranks", str(ranks)) as server:
+            yield Row(f"{ranks} rank(s): time to ready", server.ready_s, server.ready_s, "s", "")
+            first = server.picture()
+            yield Row("  first picture", first * 1e3, first * 1e3, "ms", "")
+            yield row(
+                "  a picture, one client", [server.picture() * 1e3 for _ in range(40)], "ms", ""
+            )
+            for clients in (1, 4):
+                rates = [_rate(server, clients) for _ in range(3)]
+                yield row(f"  pictures per second, {clients} client(s)", rates, "/s", "")
+
+
+def _rate(server: Serving, clients: int, count: int = 48) -> float:
+    with ThreadPoolExecutor(clients) as pool:
+        began = time.perf_counter()
+        list(pool.map(lambda _: server.picture(), range(count)))
+        return count / (time.perf_counter() - began)
+
+
+def server_death() -> Iterator[Row]:
+    """From SIGKILL of the server process to the end of its last rank."""
+    took = []
+    for _ in range(5):
+        with serving("--ranks", "2") as server:
+            status = server.get("/v1/status")
+            ranks = [rank["pid"] for replica in status["replicas"] for rank in replica["ranks"]]
+            refs = [ProcessRef.open(pid) for pid in ranks]
+            began = time.perf_counter()
+            os.kill(status["server_pid"], signal.SIGKILL)
+            took.append(until_dead(refs, began))
+    yield row("kill -9 of the server: last of 2 ranks gone", took, "ms", "< 50")
+
+
+BENCHES: dict[str, Bench] = {"pictures": pictures, "server": server_death}
