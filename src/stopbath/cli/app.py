@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 
 import stopbath
+from stopbath.cli.doctor import doctor
+from stopbath.cli.ps import ps
 from stopbath.cli.serve import serve
+from stopbath.cli.sweep import sweep
 
 app = typer.Typer(
     name="stopbath",
@@ -17,7 +20,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: it fits 80 columns and imports nothing
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
+for command in (serve, ps, sweep, doctor):
+    app.command()(command)
 
 
 def _version(asked: bool) -> None:
