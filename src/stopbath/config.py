@@ -16,6 +16,7 @@ BUNDLED = "bundled"
 """The name that stands for the model that ships in the package."""
 
 Parallel = Literal["none", "cfg"]
+Mode = Literal["request", "step"]
 OnEngineDeath = Literal["exit", "hold"]
 
 
@@ -28,6 +29,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000  # 0: any free one
     ranks: int = 1
     parallel: Parallel = "none"
+    mode: Mode = "request"  # one request at a time, or the steps of several in batches
+    max_batch: int = 16  # pictures that step mode works on at once
     device: str = "auto"  # auto, cpu, cuda
     drain_s: float = 5.0
     terminate_s: float = 2.0
@@ -47,10 +50,20 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The name that clients use for the model."""
         return self.served_name or PurePath(self.model).name
 
+    @property
+    def capacity(self) -> int:
+        """How many requests a replica takes at a time."""
+        return self.max_batch if self.mode == "step" else 1
+
     def checked(self) -> ServeConfig:
         """Give itself when it can be, else `UsageError` with one line that says what cannot."""
         if self.ranks < 1:
             raise UsageError(f"--ranks must be at least 1, not {self.ranks}")
+        if self.max_batch < 1:
+            raise UsageError(f"--max-batch must be at least 1, not {self.max_batch}")
+        if self.mode == "step" and self.ranks > 1:
+            # Ranks that admit and leave on their own would part in the middle of a collective.
+            raise UsageError(f"--mode step runs on 1 rank per replica, not on {self.ranks}")
         if self.parallel == "cfg" and self.ranks != 2:  # noqa: PLR2004
             raise UsageError(f"--parallel cfg runs on 2 ranks, not on {self.ranks}")
         if self.parallel == "none" and self.ranks > 1:

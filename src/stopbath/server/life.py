@@ -54,7 +54,7 @@ class Life:
         self._ctx, self._config, self._executor = ctx, config, executor
         self._stops, self._say = stops, say
         self._url = url_of(listener)
-        self._engine = Engine([executor], queue_limit=config.queue_limit)
+        self._engine = Engine([executor], queue_limit=config.queue_limit, capacity=config.capacity)
         processes = Processes(ctx.guardian_pid, ctx.keeper_pid)
         self._http = HttpServer(create_app(self._engine, config, processes), listener)
         self._graces_s = config.terminate_s + config.kill_s
