@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
+from typing import TYPE_CHECKING
 
 from benchmarks import lifecycle, serving
-from benchmarks.table import Bench
+
+if TYPE_CHECKING:
+    from benchmarks.table import Bench
 
 BENCHES: dict[str, Bench] = {**lifecycle.BENCHES, **serving.BENCHES}
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx
 
 from benchmarks.lifecycle import until_dead
 from benchmarks.table import Bench, Row, row
 from stopbath.lifecycle import ProcessRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["BENCHES"]
 
@@ -32,19 +34,15 @@ class Serving(NamedTuple):
 
     def get(self, path: str) -> Any:
         """Read a JSON answer."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
-            return json.load(answer)
+        return httpx.get(f"{self.url}{path}", timeout=30).raise_for_status().json()
 
     def picture(self, prompt: str = "a seven") -> float:
         """Ask for one picture; gives the seconds it took."""
-        request = urllib.request.Request(
-            f"{self.url}/v1/images/generations",
-            data=json.dumps({"prompt": prompt}).encode(),
-            headers={"content-type": "application/json"},
-        )
         began = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            answer.read()
+        answer = httpx.post(
+            f"{self.url}/v1/images/generations", json={"prompt": prompt}, timeout=60
+        )
+        answer.raise_for_status()
         return time.perf_counter() - began
 
 
