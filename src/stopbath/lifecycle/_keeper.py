@@ -310,7 +310,7 @@ class Keeper:
                 continue
             stat = read_stat(pid)
             if stat is not None and stat.state == "Z":
-                self._lay_to_rest(pid)
+                self._lay_to_rest(pid, stat.name)
             elif pid not in self._strays and (self._stray_signal or not self._children):
                 self._take_on(pid)
         self._cgroup.tidy()
@@ -334,12 +334,15 @@ class Keeper:
         if self._stray_signal is not None:
             stray.send(self._stray_signal)
 
-    def _lay_to_rest(self, pid: int) -> None:
+    def _lay_to_rest(self, pid: int, name: str) -> None:
+        """Reap what came to us. What died with its group or cgroup is dead before it was seen."""
         stray = self._strays.pop(pid, None)
-        reap_pid(pid)
+        end = reap_pid(pid)
         if stray is not None:
             stray.ref.close()
             self._ended.append({"pid": pid, "argv": stray.argv, "outcome": stray.outcome})
+        elif end is not None and end.signal == signal.SIGKILL:
+            self._ended.append({"pid": pid, "argv": f"[{name}]", "outcome": "killed"})
 
     def _announce_strays(self) -> None:
         """Name the strays that are still there, for a stop that cannot wait for them."""

@@ -31,6 +31,9 @@ __all__ = [
     "reap",
     "reap_pid",
     "signal_group_of",
+    "stop_self",
+    "stopped",
+    "tree_of",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -85,6 +88,7 @@ class SignalQueue:
 class Stat(NamedTuple):
     """What `/proc/PID/stat` says of a process; `start` is in clock ticks since boot."""
 
+    name: str
     state: str
     ppid: int
     pgid: int
@@ -97,10 +101,13 @@ def read_stat(pid: int | str) -> Stat | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # pathlib costs the keeper 1 MB
             # The command name stands in parentheses and may hold spaces and parentheses itself.
-            fields = file.read().rpartition(b")")[2].split()
+            head, _, tail = file.read().rpartition(b")")
     except OSError:
         return None
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    fields = tail.split()
+    name = head.partition(b"(")[2].decode("utf-8", "replace")
+    ids = (int(fields[i]) for i in (1, 2, 3, 19))
+    return Stat(name, fields[0].decode(), *ids)
 
 
 class ProcessRef:
@@ -171,10 +178,19 @@ def reap(ref: ProcessRef) -> None:
         return
 
 
-def reap_pid(pid: int) -> bool:
+def reap_pid(pid: int) -> Exit | None:
     """Reap the zombie child `pid`; a child's pid is not reused before that."""
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return None if result is None else Exit.from_wait(result.si_code, result.si_status)
+
+
+def stopped(ref: ProcessRef) -> bool:
+    """Whether a child has been stopped since this was last asked (job control)."""
+    try:
+        return os.waitid(os.P_PIDFD, ref.fileno(), os.WSTOPPED | os.WNOHANG) is not None
     except ChildProcessError:
         return False
 
@@ -200,6 +216,19 @@ def children() -> list[int]:
             if stat is not None and stat.ppid == pid:
                 found.append(int(name))
         return found
+
+
+def tree_of(pid: int) -> list[int]:
+    """List the living processes below `pid`, nearest first, by number alone: to look at them."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        stat = read_stat(name) if name.isdigit() else None
+        if stat is not None and stat.state not in "ZX":
+            below.setdefault(stat.ppid, []).append(int(name))
+    line = list(below.get(pid, ()))
+    for child in line:
+        line += below.get(child, ())
+    return line
 
 
 def descendants(pid: int) -> list[ProcessRef]:
@@ -254,6 +283,11 @@ def become_subreaper() -> None:
 def die() -> None:
     """End this process as SIGKILL would, because it does."""
     signal.raise_signal(signal.SIGKILL)
+
+
+def stop_self() -> None:
+    """Stop this process as Ctrl-Z would; returns when it is continued."""
+    signal.raise_signal(signal.SIGSTOP)
 
 
 _FIRST_HIGH_FD = 64
