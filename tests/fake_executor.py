@@ -140,6 +140,9 @@ class FakeExecutor:
             if not call.future.done():
                 call.future.set_exception(WorkerLost(str(cause)))
 
+    def lost(self) -> WorkerLost | None:
+        return WorkerLost(str(self.cause)) if self.cause else None
+
     def status(self) -> ReplicaStatus:
         state = GroupState.STOPPED if self.cause or self.shutdowns else GroupState.READY
         rank = RankStatus("rank0", 0, 1234, WorkerState.READY, 0.5)

@@ -5,14 +5,17 @@ Named as the executor's `target`; `model` of the config says what goes wrong at 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from stopbath.messages import ModelInfo
 from stopbath.pipelines.base import Cancelled, PeerLost
+from stopbath.worker import stacks
 from stopbath.worker.loop import CallWatch, RankLoop
 
 if TYPE_CHECKING:
@@ -69,6 +72,39 @@ def freeze(_params: Any, watch: CallWatch) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def paced(params: Any, watch: CallWatch) -> str:
+    """Make so many steps of 20 ms."""
+    for step in range(params):
+        time.sleep(0.02)  # the work
+        watch.progress(step + 1, params)
+    return "done"
+
+
+def hold_gil(params: Any, watch: CallWatch) -> str:
+    """Hold the interpreter in C for so many seconds, in which no thread of the rank can run."""
+    watch.progress(1, 2)
+    ctypes.PyDLL(None).usleep(round(params * 1e6))
+    return "done"
+
+
+def lost_in_c(_params: Any, watch: CallWatch) -> None:
+    """Hold the interpreter in C for ever."""
+    watch.progress(1, 2)
+    sum(range(10**12))
+
+
+def meet(rank: int) -> Any:
+    """Wait for a peer as in a collective; rank 1 is stopped before it comes."""
+
+    def wait_in_a_collective(_params: Any, watch: CallWatch) -> None:
+        watch.progress(1, 2)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        threading.Event().wait()
+
+    return wait_in_a_collective
+
+
 def main(
     ctx: WorkerContext, config: dict[str, Any], rank: int, world_size: int, rendezvous: str
 ) -> None:
@@ -83,9 +119,14 @@ def main(
         "brood": brood,
         "freeze": freeze,
         "lose": lose(rank),
+        "paced": paced,
+        "hold_gil": hold_gil,
+        "lost_in_c": lost_in_c,
+        "meet": meet(rank),
         "hang_up": lambda _params, _watch: sock.shutdown(socket.SHUT_RDWR),
     }
-    loop = RankLoop(sock, methods, first=rank == 0)
+    stacks.on_signal()
+    loop = RankLoop(sock, methods, first=rank == 0, step_budget_s=config["step_budget_s"])
     ctx.on_stop(lambda _notice: loop.stop())
     ctx.ready(info=_infos())
     loop.serve()

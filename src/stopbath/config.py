@@ -17,7 +17,7 @@ BUNDLED = "bundled"
 
 Parallel = Literal["none", "cfg"]
 Mode = Literal["request", "step"]
-OnEngineDeath = Literal["exit", "hold"]
+OnEngineDeath = Literal["exit", "hold", "restart"]
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str = ""  # the name in /v1/models; by default the folder's name
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
-    ranks: int = 1
+    ranks: int = 1  # of one replica
+    replicas: int = 1
+    replica: int = 0  # which of them, as its ranks are told
     parallel: Parallel = "none"
     mode: Mode = "request"  # one request at a time, or the steps of several in batches
     max_batch: int = 16  # pictures that step mode works on at once
@@ -37,7 +39,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     kill_s: float = 2.0
     start_s: float = 600.0  # budget of one start phase, extended by progress
     request_s: float = 600.0  # a request's deadline
+    step_budget_s: float = 120.0  # for which a rank in a call may say nothing
     on_engine_death: OnEngineDeath = "exit"
+    max_restarts: int = 3  # of one replica, in a row
+    restart_window_s: float = 60.0  # of service, after which the row begins anew
+    retry_on_death: bool = False
     api_key: str = ""
     worker_extension: str = ""  # module:function
     queue_limit: int = 64
@@ -57,29 +63,51 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def checked(self) -> ServeConfig:
         """Give itself when it can be, else `UsageError` with one line that says what cannot."""
-        if self.ranks < 1:
-            raise UsageError(f"--ranks must be at least 1, not {self.ranks}")
-        if self.max_batch < 1:
-            raise UsageError(f"--max-batch must be at least 1, not {self.max_batch}")
-        if self.mode == "step" and self.ranks > 1:
-            # Ranks that admit and leave on their own would part in the middle of a collective.
-            raise UsageError(f"--mode step runs on 1 rank per replica, not on {self.ranks}")
-        if self.parallel == "cfg" and self.ranks != 2:  # noqa: PLR2004
-            raise UsageError(f"--parallel cfg runs on 2 ranks, not on {self.ranks}")
-        if self.parallel == "none" and self.ranks > 1:
-            raise UsageError(
-                f"--ranks {self.ranks} needs a way to share the work: --ranks 2 --parallel cfg"
-            )
-        if not 0 <= self.port <= 65535:  # noqa: PLR2004
-            raise UsageError(f"--port must be between 0 and 65535, not {self.port}")
-        for flag, grace in (
-            ("--drain", self.drain_s),
-            ("--terminate", self.terminate_s),
-            ("--kill", self.kill_s),
-        ):
-            if not 0 <= grace < float("inf"):
-                raise UsageError(f"{flag} must be a number of seconds >= 0, not {grace}")
+        _check_counts(self)
+        _check_ranks(self)
+        _check_seconds(self)
         return self
+
+
+def _check_counts(config: ServeConfig) -> None:
+    for flag, count, least in (
+        ("--ranks", config.ranks, 1),
+        ("--replicas", config.replicas, 1),
+        ("--max-batch", config.max_batch, 1),
+        ("--max-restarts", config.max_restarts, 0),
+    ):
+        if count < least:
+            raise UsageError(f"{flag} must be at least {least}, not {count}")
+    if not 0 <= config.port <= 65535:  # noqa: PLR2004
+        raise UsageError(f"--port must be between 0 and 65535, not {config.port}")
+
+
+def _check_ranks(config: ServeConfig) -> None:
+    if config.mode == "step" and config.ranks > 1:
+        # Ranks that admit and leave on their own would part in the middle of a collective.
+        raise UsageError(f"--mode step runs on 1 rank per replica, not on {config.ranks}")
+    if config.parallel == "cfg" and config.ranks != 2:  # noqa: PLR2004
+        raise UsageError(f"--parallel cfg runs on 2 ranks, not on {config.ranks}")
+    if config.parallel == "none" and config.ranks > 1:
+        raise UsageError(
+            f"--ranks {config.ranks} needs a way to share the work: --ranks 2 --parallel cfg"
+        )
+
+
+def _check_seconds(config: ServeConfig) -> None:
+    for flag, seconds in (
+        ("--drain", config.drain_s),
+        ("--terminate", config.terminate_s),
+        ("--kill", config.kill_s),
+    ):
+        if not 0 <= seconds < float("inf"):
+            raise UsageError(f"{flag} must be a number of seconds >= 0, not {seconds}")
+    for flag, seconds in (
+        ("--step-budget", config.step_budget_s),
+        ("--restart-window", config.restart_window_s),
+    ):
+        if not 0 < seconds < float("inf"):
+            raise UsageError(f"{flag} must be a number of seconds > 0, not {seconds}")
 
 
 def environment() -> dict[str, str]:

@@ -13,14 +13,13 @@ __all__ = [
     "RequestDuplicate",
     "RequestInvalid",
     "RequestStuck",
+    "Restarting",
     "Starting",
     "UsageError",
     "WorkerLost",
 ]
 
-Code = Literal[
-    "worker_died", "stuck", "draining", "overloaded", "deadline", "starting", "internal"
-]
+Code = Literal["worker_died", "stuck", "draining", "overloaded", "deadline", "starting", "internal"]
 
 
 class EngineError(Exception):
@@ -34,15 +33,20 @@ class EngineError(Exception):
 class WorkerLost(EngineError):
     """The replica lost a rank; the message names worker and signal."""
 
-    code = "worker_died"
+    code: ClassVar[Code] = "worker_died"
     status = 503
 
 
-class RequestStuck(EngineError):
-    """The replica made no progress within its budget."""
+class RequestStuck(WorkerLost):
+    """A rank lived and made no progress within its budget, so the replica was ended."""
 
-    code = "stuck"
-    status = 503
+    code: ClassVar[Code] = "stuck"
+
+
+class Restarting(WorkerLost):
+    """No replica lives, and one is being restarted."""
+
+    retry_after_s = 5
 
 
 class Starting(EngineError):

@@ -10,12 +10,14 @@ Every rank knows the method `GENERATE` (a `GenerationRequest` in, a `GenerationR
 
 from __future__ import annotations
 
+import signal
 from typing import Any, Final, Literal
 
 import msgspec
 
 __all__ = [
     "CANCELLED",
+    "DUMP_SIGNAL",
     "GENERATE",
     "PEER_FAILED",
     "PEER_LOST",
@@ -23,6 +25,8 @@ __all__ = [
     "REQUEST_INVALID",
     "Call",
     "Cancel",
+    "Dump",
+    "Dumped",
     "Failure",
     "FromRank",
     "GenerationRequest",
@@ -50,6 +54,10 @@ PEER_FAILED: Final = "PeerFailed"
 
 PEER_LOST: Final = "PeerLost"
 """`Failure.kind` of a rank whose collective broke: a peer is dead, and the replica with it."""
+
+
+DUMP_SIGNAL: Final = signal.SIGQUIT
+"""Has a rank write its stacks, also while its interpreter cannot run; as of a Java program."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +115,12 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: int
 
 
+class Dump(msgspec.Struct, frozen=True, tag="dump"):
+    """Write the stacks of all threads to stderr, while the call goes on."""
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Call `id` has done `step` of `steps`."""
+    """Call `id` has done `step` of `steps`. Every rank says so; clients hear rank 0."""
 
     id: int
     step: int
@@ -131,5 +143,9 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     traceback: str
 
 
-ToRank = Call | Cancel
-FromRank = Progress | Reply | Failure
+class Dumped(msgspec.Struct, frozen=True, tag="dumped"):
+    """The stacks were written. No progress: the interpreter runs, the call may not."""
+
+
+ToRank = Call | Cancel | Dump
+FromRank = Progress | Reply | Failure | Dumped

@@ -261,6 +261,6 @@ def test_an_extension_runs_in_every_rank_before_it_is_ready(models: dict[str, Pa
     try:
         replica.wait_ready(Deadline.after(START_S))
         (outcome,) = replica.call("whoami", None).future.result(WAIT_S)
-        assert outcome.value == ["rank0", "FluxPipeline", "cpu"]
+        assert outcome.value == ["replica0/rank0", "FluxPipeline", "cpu"]
     finally:
         replica.shutdown(Deadline.after(WAIT_S))

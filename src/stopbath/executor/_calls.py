@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Literal
 
 from stopbath.errors import DeadlinePassed
 from stopbath.executor.base import CallHandle, RankOutcome
-from stopbath.messages import CANCELLED, PEER_FAILED
+from stopbath.messages import CANCELLED, PEER_FAILED, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stopbath.lifecycle import Deadline
+    from stopbath.messages import Reply
 
-__all__ = ["CallTable"]
+__all__ = ["CallTable", "outcome_of"]
 
 _log = logging.getLogger("stopbath.executor")
 
@@ -155,6 +156,18 @@ class CallTable:
         for call in ended.values():
             _end(call.future, error)
         return list(ended)
+
+
+def outcome_of(rank: int, message: Reply | Failure) -> RankOutcome:
+    """Read what a rank says of a call that is over there."""
+    if not isinstance(message, Failure):
+        return RankOutcome(rank, message.value)
+    return RankOutcome(
+        rank,
+        error_kind=message.kind,
+        error_message=message.message,
+        traceback=message.traceback,
+    )
 
 
 def _too_late(call_id: int) -> DeadlinePassed:

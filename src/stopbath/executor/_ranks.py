@@ -1,22 +1,26 @@
-"""How the ranks of a replica are started: what each is told, and the descriptors it inherits."""
+"""The ranks of a replica: what each is told, the descriptors it inherits, and how it is."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stopbath.config import environment
-from stopbath.lifecycle import WorkerSpec
+from stopbath.executor.base import RankStatus, ReplicaStatus
+from stopbath.lifecycle import GroupState, WorkerSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import ExitStack
 
     from stopbath.config import ServeConfig
+    from stopbath.lifecycle import Cause, WorkerGroup, WorkerView
 
-__all__ = ["TARGET", "describe"]
+__all__ = ["TARGET", "describe", "status_of"]
 
 TARGET: Final = "stopbath.worker.main:main"
 """What a rank runs; by name, because this side imports nothing of a rank."""
@@ -34,7 +38,7 @@ _SETTINGS: Final = {
 
 
 def describe(
-    config: ServeConfig, target: str, ours: ExitStack, theirs: ExitStack
+    config: ServeConfig, replica: str, target: str, ours: ExitStack, theirs: ExitStack
 ) -> tuple[list[socket.socket], list[WorkerSpec]]:
     """Give our end of every rank's data channel and every rank's spec, in rank order.
 
@@ -59,9 +63,27 @@ def describe(
             WorkerSpec(
                 target,
                 args=(told, rank, config.ranks, _STORE if shared else ""),
-                name=f"rank{rank}",
+                name=f"{replica}/rank{rank}",
                 env=env,
                 fds={"data": its.fileno(), **shared},
             )
         )
     return socks, specs
+
+
+def status_of(
+    name: str, group: WorkerGroup | None, cause: Cause | None, heard_s: Sequence[float | None]
+) -> ReplicaStatus:
+    """Say how a replica is. `heard_s` holds when each rank last said something, by rank."""
+    if group is None:
+        return ReplicaStatus(name, GroupState.NEW, cause, ())
+    ranks = tuple(_rank_status(view, heard_s[view.rank]) for view in group.workers)
+    return ReplicaStatus(name, group.state, cause or group.cause, ranks)
+
+
+def _rank_status(view: WorkerView, heard: float | None) -> RankStatus:
+    said_s = view.last_progress_s
+    if heard is not None:
+        answered_s = time.monotonic() - heard
+        said_s = answered_s if said_s is None else min(said_s, answered_s)
+    return RankStatus(view.name, view.rank, view.pid, view.state, said_s)

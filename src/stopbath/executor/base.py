@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from stopbath.errors import WorkerLost
     from stopbath.lifecycle import Cause, Deadline, GroupState, ShutdownReport, WorkerState
     from stopbath.messages import ModelInfo
 
@@ -111,6 +112,10 @@ class Executor(Protocol):
 
     def on_failure(self, callback: Callable[[Cause], None]) -> None:
         """Have `callback` called once, at once, with the first cause; a late one is replayed."""
+        ...
+
+    def lost(self) -> WorkerLost | None:
+        """Give what requests end with since the replica has a cause; None before."""
         ...
 
     def status(self) -> ReplicaStatus:

@@ -6,26 +6,38 @@ import logging
 import math
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from stopbath.errors import Draining, EngineError, Overloaded, WorkerLost
-from stopbath.executor._calls import CallTable
+from stopbath.errors import Draining, EngineError, Overloaded, RequestStuck, WorkerLost
+from stopbath.executor._calls import CallTable, outcome_of
+from stopbath.executor._fault import FaultLatch
 from stopbath.executor._pump import Pump
-from stopbath.executor._ranks import TARGET, describe
-from stopbath.executor.base import RankOutcome, RankStatus, ReplicaStatus
-from stopbath.lifecycle import Action, Cause, Deadline, Escalation, GroupState, WorkerGroup
-from stopbath.messages import PEER_LOST, Call, Cancel, Failure, FromRank, ModelInfo, Progress
+from stopbath.executor._ranks import TARGET, describe, status_of
+from stopbath.executor._stuck import StuckWatch
+from stopbath.lifecycle import Action, Deadline, Escalation, WorkerGroup
+from stopbath.messages import (
+    DUMP_SIGNAL,
+    PEER_LOST,
+    Call,
+    Cancel,
+    Dump,
+    Dumped,
+    Failure,
+    FromRank,
+    ModelInfo,
+    Progress,
+)
 from stopbath.wire import Channel, ChannelClosed, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stopbath.config import ServeConfig
-    from stopbath.executor.base import CallHandle
-    from stopbath.lifecycle import ShutdownReport, Supervisor
+    from stopbath.executor.base import CallHandle, ReplicaStatus
+    from stopbath.lifecycle import Cause, ShutdownReport, Supervisor
 
 __all__ = ["MultiprocExecutor"]
 
@@ -65,14 +77,20 @@ class MultiprocExecutor:
         self._target = target
         self._calls = CallTable(config.ranks)
         self._send_lock = threading.Lock()  # calls reach every rank in the same order
-        self._state_lock = threading.Lock()
         self._group: WorkerGroup | None = None
         self._pump: Pump | None = None
         self._channels: list[Channel[FromRank]] = []
         self._heard_s: list[float | None] = [None] * config.ranks
         self._suspect: tuple[float, int, str] | None = None  # due, rank, what
-        self._cause: Cause | None = None
-        self._callbacks: list[Callable[[Cause], None]] = []
+        self._fault = FaultLatch()
+        self._stuck = ""  # what was said of a stuck rank
+        self._watch = StuckWatch(
+            config.ranks,
+            config.step_budget_s,
+            ask=self._ask_for_stacks,
+            signal=self._signal_for_stacks,
+            fail=self._on_stuck,
+        )
 
     # -- life ------------------------------------------------------------------------------
 
@@ -82,7 +100,7 @@ class MultiprocExecutor:
         if self._group is not None:
             raise RuntimeError(f"replica {self._name} was started before")
         with ExitStack() as ours, ExitStack() as theirs:
-            socks, specs = describe(config, self._target, ours, theirs)
+            socks, specs = describe(config, self._name, self._target, ours, theirs)
             channels: list[Channel[FromRank]] = [Channel(sock, FromRank) for sock in socks]
             group = WorkerGroup(
                 self._name,
@@ -120,10 +138,7 @@ class MultiprocExecutor:
         again.
         """
         group = self._started()
-        cause = self._cause
-        ended = self._calls.close(
-            Draining("the server is stopping") if cause is None else _worker_lost(cause)
-        )
+        ended = self._calls.close(self._fault.error or Draining("the server is stopping"))
         for call_id in ended:
             self.cancel(call_id)  # so that no rank spends its drain on what nobody waits for
         try:
@@ -171,7 +186,7 @@ class MultiprocExecutor:
             self._calls.fail(handle.id, EngineError("the call cannot be sent"))
             raise
         if self._pump is not None:
-            self._pump.look_again(by.at_s)
+            self._pump.look_again(min(by.at_s, self._watch.due_s))
         return handle
 
     def _send_to_all(self, message: Call) -> None:
@@ -187,6 +202,7 @@ class MultiprocExecutor:
                 if not all(channel.has_room for channel in self._channels):
                     raise Overloaded(f"replica {self._name} does not read its calls")
                 unsent.pop_all()
+                self._watch.silence.owe(message.id, time.monotonic())
                 for channel, frame in zip(self._channels, frames, strict=True):
                     channel.post(frame)
         self._flush_later()
@@ -209,26 +225,24 @@ class MultiprocExecutor:
 
     def on_failure(self, callback: Callable[[Cause], None]) -> None:
         """Have `callback` called once, at once, with the first cause; a late one is replayed."""
-        with self._state_lock:
-            cause = self._cause
-            if cause is None:
-                self._callbacks.append(callback)
-        if cause is not None:
-            callback(cause)
+        self._fault.on_failure(callback)
+
+    def lost(self) -> WorkerLost | None:
+        """Give what requests end with since the replica has a cause; None before."""
+        return self._fault.error
 
     def _on_group_failure(self, cause: Cause) -> None:
         """Latch the first cause, end every call with it, tell whoever asked; any thread."""
-        with self._state_lock:
-            if self._cause is not None:
-                return
-            self._cause = cause
-            callbacks, self._callbacks = self._callbacks, []
-        self._calls.close(_worker_lost(cause))
-        for callback in callbacks:
-            try:
-                callback(cause)
-            except Exception:  # noqa: BLE001  (the others still have to hear of it)
-                _log.exception("an on_failure callback of replica %s raised", self._name)
+        kind = RequestStuck if cause.what == self._stuck else WorkerLost
+        error = kind(str(cause))
+        if self._fault.latch(cause, error):
+            self._calls.close(error)
+            self._fault.tell()
+
+    def _fail(self, rank: int, what: str) -> None:
+        """Declare a rank at fault; its group comes back with the cause, and ends itself."""
+        group = self._started()
+        group.fail(group.workers[rank].name, what)
 
     def _on_lost(self, rank: int, what: str) -> None:
         if self._suspect is None and not self._calls.closed:
@@ -237,27 +251,24 @@ class MultiprocExecutor:
     # -- the pump's thread -----------------------------------------------------------------
 
     def _on_message(self, rank: int, message: FromRank) -> None:
-        self._heard_s[rank] = time.monotonic()
+        now = self._heard_s[rank] = time.monotonic()
+        if isinstance(message, Dumped):
+            self._watch.dumped(rank, now)
+            return
+        self._watch.heard(rank, now, None if isinstance(message, Progress) else message.id)
         if isinstance(message, Progress):
-            self._calls.progress(message.id, message.step, message.steps)
-        elif isinstance(message, Failure):
-            if message.kind == PEER_LOST:
-                # The peer's death is the cause, not this echo of it, which can be faster.
-                self._on_lost(rank, message.message)
-                return
-            outcome = RankOutcome(
-                rank,
-                error_kind=message.kind,
-                error_message=message.message,
-                traceback=message.traceback,
-            )
-            self._calls.settle(message.id, outcome)
+            if rank == 0:
+                self._calls.progress(message.id, message.step, message.steps)
+        elif isinstance(message, Failure) and message.kind == PEER_LOST:
+            # The peer's death is the cause, not this echo of it, which can be faster.
+            self._on_lost(rank, message.message)
         else:
-            self._calls.settle(message.id, RankOutcome(rank, message.value))
+            self._calls.settle(message.id, outcome_of(rank, message))
 
     def _next_due(self) -> float:
         suspected = math.inf if self._suspect is None else self._suspect[0]
-        return min(self._calls.next_deadline(), suspected)
+        watched = math.inf if self._calls.closed else self._watch.due_s
+        return min(self._calls.next_deadline(), suspected, watched)
 
     def _on_due(self) -> None:
         for call_id in self._calls.expire():
@@ -265,36 +276,25 @@ class MultiprocExecutor:
         if self._suspect is not None and time.monotonic() >= self._suspect[0]:
             _, rank, what = self._suspect
             self._suspect = None
-            pid = self._started().workers[rank].pid
-            self._on_group_failure(Cause(f"rank{rank}", pid, "serving", what, None, ()))
+            self._fail(rank, what)
+        if not self._calls.closed:
+            self._watch.act(time.monotonic())
+
+    def _ask_for_stacks(self) -> None:
+        for channel in self._channels:
+            with suppress(WireError):  # full or closed: then it will not answer
+                channel.send(Dump())
+
+    def _signal_for_stacks(self, rank: int) -> None:
+        group = self._started()
+        group.signal(group.workers[rank].name, DUMP_SIGNAL)
+
+    def _on_stuck(self, rank: int, what: str) -> None:
+        self._stuck = what
+        self._fail(rank, what)
 
     # -- state -----------------------------------------------------------------------------
 
     def status(self) -> ReplicaStatus:
         """Say how the replica is; reads state, asks nobody."""
-        group = self._group
-        cause = self._cause
-        if group is None:
-            return ReplicaStatus(self._name, GroupState.NEW, cause, ())
-        ranks = tuple(
-            RankStatus(
-                name=worker.name,
-                rank=rank,
-                pid=worker.pid,
-                state=worker.state,
-                last_progress_s=self._last_progress_s(rank, worker.last_progress_s),
-            )
-            for rank, worker in enumerate(group.workers)
-        )
-        return ReplicaStatus(self._name, group.state, cause or group.cause, ranks)
-
-    def _last_progress_s(self, rank: int, said_s: float | None) -> float | None:
-        heard = self._heard_s[rank]
-        if heard is None:
-            return said_s
-        answered_s = time.monotonic() - heard
-        return answered_s if said_s is None else min(said_s, answered_s)
-
-
-def _worker_lost(cause: Cause) -> WorkerLost:
-    return WorkerLost(str(cause))
+        return status_of(self._name, self._group, self._fault.cause, self._heard_s)

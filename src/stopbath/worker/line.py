@@ -7,7 +7,9 @@ import select
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from stopbath.messages import Dump, Dumped
 from stopbath.wire import Channel, WireError
+from stopbath.worker import stacks
 
 if TYPE_CHECKING:
     from stopbath.lifecycle import Deadline
@@ -90,4 +92,8 @@ class Line:
                 self._flushed.notify_all()
         if event & ~select.POLLOUT:
             for message in self._channel.receive():
-                self._inbox.put(message)
+                if isinstance(message, Dump):
+                    stacks.write()
+                    self._channel.send(Dumped())
+                else:
+                    self._inbox.put(message)

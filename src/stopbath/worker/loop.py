@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CallWatch", "RankLoop"]
 
-PROGRESS_EVERY_S: Final = 0.05
+PROGRESS_EVERY_S: Final = 0.05  # from the rank that clients hear
+_SIGN_OF_LIFE_S: Final = 1.0  # from the others, and at least so often within the step budget
+_SIGNS_PER_BUDGET: Final = 4
 _LAST_FLUSH_S: Final = 1.0
 _TRACEBACK_CHARS: Final = 16 << 10
 # How long a rank that lost its peers leaves the word to them: their death is the first cause.
@@ -31,11 +34,11 @@ _LAST_WORD_S: Final = 2.0
 class CallWatch:
     """A running call as the method sees it; implements `pipelines.base.Watch`."""
 
-    def __init__(self, call_id: int, inbox: Inbox, line: Line, *, speaks: bool) -> None:
+    def __init__(self, call_id: int, inbox: Inbox, line: Line, *, every_s: float) -> None:
         self.call_id = call_id
         self._inbox = inbox
         self._line = line
-        self._speaks = speaks
+        self._every_s = every_s
         self._last_s = 0.0
 
     @property
@@ -44,9 +47,9 @@ class CallWatch:
         return self._inbox.given_up(self.call_id)
 
     def progress(self, step: int, steps: int) -> None:
-        """Tell the server, from one rank only, at most 20 times a second and at the last step."""
+        """Tell the server, at most 20 times a second from rank 0, and at the last step."""
         now = time.monotonic()
-        if self._speaks and (step == steps or now - self._last_s >= PROGRESS_EVERY_S):
+        if step == steps or now - self._last_s >= self._every_s:
             self._last_s = now
             self._line.send_if_idle(Progress(id=self.call_id, step=step, steps=steps))
 
@@ -65,12 +68,14 @@ class RankLoop:
         methods: Mapping[str, Callable[[Any, CallWatch], Any]],
         *,
         first: bool = True,
+        step_budget_s: float = math.inf,
         pack: Callable[[Any], Any] | None = None,
         unpack: Callable[[Blob], Any] | None = None,
         after_failure: Callable[[], None] | None = None,
     ) -> None:
         self._methods = methods
-        self._first = first
+        usual_s = PROGRESS_EVERY_S if first else _SIGN_OF_LIFE_S
+        self._every_s = min(usual_s, step_budget_s / _SIGNS_PER_BUDGET)
         self._after_failure = after_failure
         self._inbox = Inbox()
         channel: Channel[ToRank] = Channel(sock, ToRank, pack=pack, unpack=unpack)
@@ -87,15 +92,21 @@ class RankLoop:
             Exception: the method's own PeerLost, when the peers stay silent about it.
         """
         try:
-            while (call := self._inbox.next()) is not None:
-                self._answer(call)
+            self._work()
             self._line.flush(Deadline.after(_LAST_FLUSH_S))
             return self._inbox.ended
         finally:
             self._line.close()
 
+    def _work(self) -> None:
+        while (call := self._inbox.next()) is not None:
+            self._answer(call)
+
+    def _watch(self, call: Call) -> CallWatch:
+        return CallWatch(call.id, self._inbox, self._line, every_s=self._every_s)
+
     def _answer(self, call: Call) -> None:
-        watch = CallWatch(call.id, self._inbox, self._line, speaks=self._first)
+        watch = self._watch(call)
         try:
             self._line.send(Reply(id=call.id, value=self._run(call, watch)))
         except ChannelClosed:

@@ -14,6 +14,7 @@ import msgspec
 
 from stopbath.config import ServeConfig
 from stopbath.lifecycle import StartRefused
+from stopbath.worker import stacks
 from stopbath.worker.loop import RankLoop
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def main(
         ModelUnusable: the model cannot be served; one line says why.
         RuntimeError: the server closed the data channel without a stop.
     """
+    stacks.on_signal()
     told = msgspec.convert(config, ServeConfig)
     data = socket.socket(fileno=ctx.fds["data"])
     served = _load(ctx, told, rank, world_size, rendezvous)
@@ -47,6 +49,7 @@ def main(
         data,
         served.methods,
         first=rank == 0,
+        step_budget_s=told.step_budget_s,
         pack=pack,
         unpack=tensor_of,
         after_failure=served.after_failure,
@@ -82,8 +85,9 @@ def _load(
     from stopbath.worker.rank import Rank
     from stopbath.worker.ranks import device_of, join, share_cores
 
-    share_cores(world_size)
-    device = device_of(config.device, rank, world_size)
+    share_cores(world_size * config.replicas)
+    place = config.replica * world_size + rank
+    device = device_of(config.device, place, world_size * config.replicas)
     if world_size > 1:
         ctx.progress(f"joining {world_size} ranks")
         join(ctx.fds[rendezvous], rank, world_size, device, config.request_s)

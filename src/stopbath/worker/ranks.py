@@ -16,8 +16,8 @@ __all__ = ["device_of", "join", "share_cores"]
 _JOIN_S: Final = 120.0
 
 
-def device_of(wanted: str, rank: int, world_size: int) -> str:
-    """Give this rank's device: "cpu", or "cuda:<rank>".
+def device_of(wanted: str, place: int, needed: int) -> str:
+    """Give a rank's device: "cpu", or "cuda:<place>", its place among all ranks of all replicas.
 
     Raises:
         ModelUnusable: devices were asked for that this machine does not have.
@@ -25,16 +25,16 @@ def device_of(wanted: str, rank: int, world_size: int) -> str:
     if wanted == "cpu":
         return "cpu"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count >= world_size:
-        return f"cuda:{rank}"
+    if count >= needed:
+        return f"cuda:{place}"
     if wanted == "cuda":
-        raise ModelUnusable(f"--device cuda with {world_size} ranks, but {count} CUDA devices")
+        raise ModelUnusable(f"--device cuda with {needed} ranks, but {count} CUDA devices")
     return "cpu"
 
 
-def share_cores(world_size: int) -> int:
-    """Give torch this rank's share of the cores it may run on, and say how many."""
-    threads = max(1, len(os.sched_getaffinity(0)) // world_size)
+def share_cores(ranks: int) -> int:
+    """Give torch one rank's share of the cores it may run on, and say how many."""
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     torch.set_num_threads(threads)
     return threads
 
