@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stopbath.cli.show import say
+from stopbath.cli.show import Column, say, table, width
 from stopbath.lifecycle._leftovers import leftovers
 from stopbath.lifecycle._runs import registered
 from stopbath.lifecycle._sweep import sweep as sweep_run
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from stopbath.survey.listing import Entry
 
 __all__ = ["sweep"]
+
+_COLUMNS = (Column("", 6), Column("PID", 8, ">"), Column("WHY", 26), Column("WHAT", 36))
 
 
 def sweep(
@@ -64,21 +67,23 @@ def _show(found: list[Leftovers], orphans: list[Entry]) -> None:
     for left in found:
         run = left.run
         say(f"dead run {run.name} ({run.kind} {run.run_id}, started {run.started_at})", "bold")
-        for one in left.processes:
-            say(f"  end     {one.pid:>8}  {one.what[:40]:<40}  {one.why}")
-        for one in left.resources:
-            say(f"  remove  {one.what}")
-        for one in left.untouched:
-            say(f"  leave   {one.pid or '':>8}  {one.what[:40]:<40}  {one.why}", "yellow")
+        rows = [("end", str(one.pid), one.why, one.what) for one in left.processes]
+        rows += [("leave", str(one.pid or "-"), one.why, one.what) for one in left.untouched]
+        if rows:
+            table(_COLUMNS, rows, "dim")
+        for thing in left.resources:
+            say(f"remove {thing.what}")
         if not left.processes and not left.resources:
-            say("  remove  its record; nothing else is left of it")
+            say("remove its record; nothing else of it is to be ended")
     if not found:
         say("no dead run has left anything")
     if orphans:
         say("not touched: known by name only, which proves nothing", "bold")
+        rows = [("leave", str(it.pid), f"{it.user}'s {it.part}", it.command) for it in orphans]
+        table(_COLUMNS, rows, "dim")
     for orphan in orphans:
-        say(f"  leave   {orphan.pid:>8}  {orphan.command[:60]}")
-        say(f"          {orphan.user}'s {orphan.part}; {orphan.orphan}")
+        for line in wrap(f"{orphan.pid}: {orphan.orphan}", width() - 7):
+            say(f"       {line}")
 
 
 def _as_dict(
