@@ -50,15 +50,15 @@ SURFACE_FIRST: Final = (
 FILLERS: Final = tuple(
     """
     about above after again all also always and any are around as at away back be beautiful
-    because been before best better between bold book both bright but by call cat centre center
-    child children clean clear close computer cute dark day dear detailed did different do does
-    dog done each early easy elegant end enough even ever every example exactly fancy fast
-    favourite favorite feel few fine first for friend from fun funny gentle get go going good
-    great had hand happy has have he hello help her hey hi high him his home hope house if in
-    into is it its just keep kind know last late left letter life light like line little long
-    look looks lovely low made many may maybe me mean middle might mind minimal modern more
-    most much must my name neat need never new next nice no not now of off often old only or
-    other our out own part people perfect person place plain plan play please point pretty
+    because been before best better between bold book both bright but by call cat centre
+    center child children clean clear close computer cute dark day dear detailed did different
+    do does dog done each early easy elegant end enough even ever every example exactly fancy
+    fast favourite favorite feel few fine first for friend from fun funny gentle get go going
+    good great had hand happy has have he hello help her hey hi high him his home hope house
+    if in into is it its just keep kind know last late left letter life light like line little
+    long look looks lovely low made many may maybe me mean middle might mind minimal modern
+    more most much must my name neat need never new next nice no not now of off often old only
+    or other our out own part people perfect person place plain plan play please point pretty
     put question quick quickly quite rather ready real really right room rough round same say
     school see shape she short should side simple single sir size slow small smile so soft
     some someone something soon special spell start still stroke strong style such sure table
@@ -66,7 +66,7 @@ FILLERS: Final = tuple(
     those time tiny to today together told too try turn under up us use usual very wait want
     was way we well were what when where which while who whole why wide will wish with word
     work world would write writing year yes you young your
-    """.split()
+    """.split()  # noqa: SIM905 - three hundred quoted words would hide the rest
 )
 
 EMPTY_SHARE: Final = 0.10
@@ -76,6 +76,7 @@ COLOURED_SHARE: Final = 0.75
 FILLER_SHARE: Final = 0.5
 PSEUDO_SHARE: Final = 0.25
 MAX_FILLERS: Final = 6
+SCATTERED_SHARE: Final = 0.25
 LETTERS: Final = "aaabccddeeeeffgghhiiijkllmmnnooopprrssttuuvwxyz"
 
 
@@ -123,7 +124,9 @@ class CaptionWriter:
         name_foreground = foreground != default_foreground(background) or chance.random() < 0.3
         if name_foreground:
             if chance.random() < 0.65:
-                noun = noun.replace("{d}", chance.choice(("{f} {d}", "{f} {d}", "{f} coloured {d}")))
+                noun = noun.replace(
+                    "{d}", chance.choice(("{f} {d}", "{f} {d}", "{f} coloured {d}"))
+                )
             else:
                 noun = noun.replace("{d}", chance.choice(INKED))
         before = f"{chance.choice(LEADS)} " if chance.random() < 0.4 else ""
@@ -144,6 +147,11 @@ class CaptionWriter:
     def _with_fillers(self, text: str) -> str:
         chance = self._random
         words = [self._filler() for _ in range(chance.randint(1, MAX_FILLERS))]
+        if chance.random() < SCATTERED_SHARE:
+            scattered = text.split()
+            for word in words[:3]:
+                scattered.insert(chance.randint(0, len(scattered)), word)
+            return " ".join(scattered)
         split = chance.choice((0, len(words), chance.randint(0, len(words))))
         comma = chance.choice(("", "", ","))
         before = " ".join(words[:split])

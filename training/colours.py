@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -37,14 +38,24 @@ def contrast(foreground: Tensor, background: Tensor) -> Tensor:
     return (foreground - background).square().sum(-1)
 
 
-def legible_pairs() -> list[tuple[str, str]]:
+@cache
+def legible_pairs() -> tuple[tuple[str, str], ...]:
     """Every ordered (foreground, background) pair with at least `MIN_CONTRAST`."""
-    return [
+    return tuple(
         (foreground, background)
         for i, foreground in enumerate(NAMES)
         for j, background in enumerate(NAMES)
         if contrast(RGB[i], RGB[j]) >= MIN_CONTRAST
-    ]
+    )
+
+
+def pairs_rgb() -> tuple[Tensor, Tensor]:
+    """Return foregrounds and backgrounds of `legible_pairs`, each (pairs, 3)."""
+    foregrounds, backgrounds = zip(*legible_pairs(), strict=True)
+    return (
+        RGB[[NAMES.index(name) for name in foregrounds]],
+        RGB[[NAMES.index(name) for name in backgrounds]],
+    )
 
 
 def default_background(foreground: str) -> str:

