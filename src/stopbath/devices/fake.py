@@ -74,10 +74,10 @@ class FakeNvml:
 
     def __getattr__(self, name: str) -> Any:
         """Give a function of NVML."""
-        try:
-            function = getattr(self, f"_{name.removeprefix('nvml')}")
-        except AttributeError:
-            raise AttributeError(name) from None
+        kind, _, function_name = name.partition("nvml")
+        if kind or not hasattr(type(self), f"_{function_name}"):
+            raise AttributeError(name)
+        function = getattr(self, f"_{function_name}")
 
         def call(*args: Any) -> Any:
             if name in self.fail:
