@@ -18,6 +18,11 @@ def become_guardian(job: dict[str, Any]) -> NoReturn:
     Not on the command line, where everybody on the machine could read an API key. The exec
     gives back the memory of everything this process has imported.
     """
+    for usual in (0, 1, 2):
+        try:
+            os.fstat(usual)
+        except OSError:  # closed: whatever is opened next would become the command's stdin
+            os.open(os.devnull, os.O_RDWR)
     fd = os.memfd_create("stopbath-job", 0)  # survives the exec
     data = memoryview(json.dumps(job).encode())
     while data:

@@ -34,18 +34,29 @@ Options:
   --name N       The run's name in the report.  [the command's]
   --capture      Keep the command's last stderr lines for the report.
   --tty          Give the command the terminal, for interactive programs.
+  --watch NAME[:COUNT]
+                 So many processes whose title has NAME in it must live (device:
+                 that have a GPU open); may be given again. When too few do, the
+                 command is ended, and its exit code is 125 if it says 0 itself.
+  --watch-within S
+                 Seconds those may take to come to live.  [60]
+  --remove-inferred
+                 Remove lock files of the command, too, and shared memory that
+                 was born during the run and that nobody holds.
+  --isolate pid  Run it in a PID namespace; needs CAP_SYS_ADMIN.
   --help         Show this message and exit.
 """
 
-_SECONDS = ("drain", "terminate", "kill", "linger")
-_WORDS = ("report", "name")
-_FLAGS = ("capture", "tty")
+_SECONDS = ("drain", "terminate", "kill", "linger", "watch-within")
+_WORDS = ("report", "name", "isolate", "watch")
+_FLAGS = ("capture", "tty", "remove-inferred")
 
 
 def parse(args: list[str]) -> dict[str, Any]:
     """Read the options; `UsageError` says in one line what is wrong."""
     found: dict[str, Any] = {"drain": 10.0, "terminate": 5.0, "kill": 2.0, "linger": 0.0}
-    found |= {"report": None, "name": None, "capture": False, "tty": False}
+    found |= {"report": None, "name": None, "isolate": None, "watch": [], "watch-within": 60.0}
+    found |= dict.fromkeys(_FLAGS, False)
     rest = list(args)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
@@ -61,10 +72,25 @@ def parse(args: list[str]) -> dict[str, Any]:
             if not rest:
                 raise UsageError(f"{word} needs a value")
             value = rest.pop(0)
-        found[name] = _seconds(word, value) if name in _SECONDS else value
+        if name == "watch":
+            found["watch"].append(_watch(value))
+        else:
+            found[name] = _seconds(word, value) if name in _SECONDS else value
+    if found["isolate"] not in {None, "pid"}:
+        raise UsageError(f"--isolate takes pid, not {found['isolate']}")
     if not rest:
         raise UsageError("run needs a command: stopbath run -- COMMAND")
     return found | {"argv": rest}
+
+
+def _watch(text: str) -> tuple[str, int]:
+    """Read NAME or NAME:COUNT; a name may hold colons itself, as titles of engines do."""
+    name, colon, count = text.rpartition(":")
+    if not colon or not count.isdecimal():
+        name, count = text, "1"
+    if not name or int(count) < 1:
+        raise UsageError(f"--watch takes NAME or NAME:COUNT with a count >= 1, not {text!r}")
+    return name, int(count)
 
 
 def _seconds(option: str, text: str) -> float:
@@ -97,6 +123,10 @@ def run(args: list[str]) -> None:
             "tty": asked["tty"],
             "graces_s": [asked["drain"], asked["terminate"], asked["kill"]],
             "linger_s": asked["linger"],
+            "watch": asked["watch"],
+            "watch_within_s": asked["watch-within"],
+            "remove_inferred": asked["remove-inferred"],
+            "isolate": asked["isolate"],
             "report": asked["report"] and os.path.abspath(asked["report"]),  # noqa: PTH100
         }
     )

@@ -12,12 +12,16 @@ from stopbath.lifecycle._state import WorkerEvent, WorkerState
 from stopbath.lifecycle._words import Words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stopbath.lifecycle._errors import Exit
     from stopbath.lifecycle._spawn import KeeperClient
 
 __all__ = ["Command"]
+
+
+def _nothing() -> None:
+    """Be the callback of whoever wants none."""
 
 
 class Command(Member):
@@ -35,14 +39,17 @@ class Command(Member):
         *,
         env: Mapping[str, str],
         ignore: Sequence[int],
-        capture: bool,
+        capture: Words | None,
         new_session: bool,
         linger_s: float,
+        started: Callable[[], None] = _nothing,
+        stopped: Callable[[], None] = _nothing,
     ) -> None:
-        super().__init__(name, 0, Words(b""))
+        super().__init__(name, 0, capture or Words(b""))
         self.linger_s = linger_s
         self._argv, self._env, self._ignore = list(argv), dict(env), list(ignore)
-        self._capture, self._new_session = capture, new_session
+        self._capture, self._new_session = capture is not None, new_session
+        self._on_started, self._on_stopped = started, stopped
         self._keeper: KeeperClient | None = None
         self.first_signal = int(signal.SIGTERM)
         self.to_group = False
@@ -76,6 +83,11 @@ class Command(Member):
         """It runs already, and nobody can ask it whether it is ready."""
         self.phase = "running"
         self.move(WorkerEvent.READY)
+        self._on_started()
+
+    def stopped(self) -> None:
+        """Somebody stopped it while it has the terminal."""
+        self._on_stopped()
 
     def perform(self, action: Action, within_s: float) -> str | None:  # noqa: ARG002  (nobody to tell)
         """Have the keeper signal: it alone knows that a pid is still the one that was meant."""

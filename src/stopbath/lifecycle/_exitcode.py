@@ -43,13 +43,14 @@ class Ending(NamedTuple):
     survivors: bool
     signals: tuple[int, ...]
     spawn_errno: int = 0
-    lost: bool = False  # a signal ended it that no step of the stop had sent
+    lost: bool = False  # a signal ended it that no step of the stop had sent; `run`: see --watch
 
 
 def run_exit_code(ending: Ending) -> int:
     """Give the exit code of `run`: the command's own, or a shell's for one that cannot be run.
 
-    128+n when signal n ended it; 125 when survivors remain or its end is not known.
+    128+n when signal n ended it; 125 when survivors remain, when its end is not known, and when
+    it says 0 although a process that it was to keep alive was lost.
     """
     if ending.survivors:
         return RUN_FAILED
@@ -57,7 +58,9 @@ def run_exit_code(ending: Ending) -> int:
         return NOT_FOUND if ending.spawn_errno == errno.ENOENT else NOT_EXECUTABLE
     if ending.exit.signal is not None:
         return 128 + ending.exit.signal
-    return RUN_FAILED if ending.exit.code is None else ending.exit.code
+    if ending.exit.code is None or (ending.exit.code == CLEAN and ending.lost):
+        return RUN_FAILED
+    return ending.exit.code
 
 
 def serve_exit_code(ending: Ending) -> int:

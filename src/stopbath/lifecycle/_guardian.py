@@ -8,6 +8,7 @@ it is to do comes as JSON in an anonymous file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -26,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle import _keeper
 from stopbath.lifecycle._account import merge, write_report
-from stopbath.lifecycle._command import Command
 from stopbath.lifecycle._containment import RunCgroup
 from stopbath.lifecycle._core import GroupCore, Policy
 from stopbath.lifecycle._deadline import Deadline
-from stopbath.lifecycle._errors import Exit, signal_name
+from stopbath.lifecycle._errors import Exit, say, signal_name
 from stopbath.lifecycle._escalation import Action, Escalation
 from stopbath.lifecycle._evidence import survivor_of
-from stopbath.lifecycle._exitcode import Ending, run_exit_code, serve_exit_code
+from stopbath.lifecycle._exitcode import RUN_FAILED, Ending, run_exit_code, serve_exit_code
+from stopbath.lifecycle._isolation import OwnProc, PidNamespace
 from stopbath.lifecycle._process import (
     ProcessRef,
     SignalQueue,
@@ -47,23 +48,21 @@ from stopbath.lifecycle._process import (
 from stopbath.lifecycle._registry import Record
 from stopbath.lifecycle._report import render
 from stopbath.lifecycle._spawn import Gone, KeeperClient, Spawned, WorkerExited
-from stopbath.lifecycle._spec import WorkerSpec
 from stopbath.lifecycle._state import GroupState
 from stopbath.lifecycle._supervisor import Supervisor
 from stopbath.lifecycle._sweep import sweep_at_start
 from stopbath.lifecycle._words import forward
-from stopbath.lifecycle._worker import Worker
 
 if TYPE_CHECKING:
     from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._process import Arrival
+    from stopbath.lifecycle._running import Running
     from stopbath.lifecycle._spawn import Event
 
 __all__ = ["Guardian", "main"]
 
 _STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be ended
 
 
@@ -79,6 +78,7 @@ class Guardian:
         cgroup: RunCgroup,
     ) -> None:
         self._record, self._cgroup = record, cgroup
+        self._swept: dict[str, Any] | None = None
         self._job = job
         self._keeper = keeper
         self._queue = signals
@@ -88,7 +88,14 @@ class Guardian:
         self._foreign_strays: list[dict[str, Any]] = []
         self._sup = Supervisor(keeper)
         self._sup.on_foreign = self._note
-        self._main = _server(job) if job["kind"] == "serve" else _command(job)
+        self._running: Running | None = None
+        if job["kind"] == "run":
+            from stopbath.lifecycle._running import Running
+
+            self._running = Running(job, keeper, self._sup, record)
+            self._main: Member = self._running.command
+        else:
+            self._main = _server(job)
         self._core = GroupCore(
             job["name"],
             [self._main],
@@ -100,17 +107,26 @@ class Guardian:
 
     def run(self) -> int:
         """Start the process, hand on what arrives, and leave with the run's exit code."""
+        if self._running is not None:
+            self._running.begin(self._core)
         self._sup.watch_fd(self._queue.fileno(), self._on_signals)
         self._sup.add(self._core)
         self._core.when_over(self._sup.leave)
         self._sup.run()
         self._hear_of_the_rest(Deadline.after(_LEAVE_S))
+        if not self._keeper.channel.eof:
+            self._clear_up()  # before the keeper does it and forgets
         self._keeper.close()
         self._cgroup.kill()  # what a keeper that was killed can no longer do
         self._end_adopted(Deadline.after(_LEAVE_S))
+        self._clear_up()
         if self._cgroup.remove() and not children():
             self._record.remove()
         return self._account()
+
+    def _clear_up(self) -> None:
+        if self._running is not None and self._swept is None:
+            self._swept = self._running.end()
 
     # -- signals
 
@@ -118,10 +134,7 @@ class Guardian:
         for arrival in self._queue.read():
             if arrival.number == signal.SIGCHLD:
                 self._reap_adopted()
-            elif arrival.number in _PASSED_ON:
-                if isinstance(self._main, Command) and self._main.alive:
-                    self._keeper.signal_child(self._main.spawn_id, arrival.number, group=False)
-            else:
+            elif self._running is None or not self._running.hear(arrival):
                 self._on_stop_signal(arrival)
 
     def _on_stop_signal(self, arrival: Arrival) -> None:
@@ -130,9 +143,8 @@ class Guardian:
         count = len(self._signals)
         if count == 1:
             self._asked_by = signal_name(arrival.number)
-            if isinstance(self._main, Command):
-                self._main.first_signal = arrival.number
-                self._main.to_group = arrival.sender == 0  # a terminal means everybody in front
+            if self._running is not None:
+                self._running.first_signal(arrival)
         early = arrival.number == signal.SIGQUIT and self._job["kind"] == "serve"
         stage = min(count - 1 + early, len(_STAGES) - 1)
         if self._job["kind"] == "serve" and count <= len(_STAGES):
@@ -201,6 +213,13 @@ class Guardian:
 
     # -- the account
 
+    def _lost(self) -> bool:
+        if self._running is not None:
+            return self._running.lost
+        end = self._main.exit
+        by_a_signal = end is not None and end.signal is not None
+        return by_a_signal and self._main.ended_by in {None, Action.DRAIN}
+
     def _account(self) -> int:
         report = self._core.report
         assert report is not None, "a group that is over has an account"
@@ -221,11 +240,10 @@ class Guardian:
             survivors=bool(merged["survivors"]) or self._core.state is GroupState.SURVIVED,
             signals=tuple(self._signals),
             spawn_errno=self._main.spawn_errno,
-            lost=bool(self._main.exit and self._main.exit.signal)
-            and self._main.ended_by in {None, Action.DRAIN},
+            lost=self._lost(),
         )
         serving = self._job["kind"] == "serve"
-        merged["swept"] = {"runs": self._job["swept"]}
+        merged["swept"] = {"runs": self._job["swept"], **(self._swept or {})}
         merged["exit_code"] = code = (serve_exit_code if serving else run_exit_code)(ending)
         if self._job["report"]:
             problem = write_report(self._job["report"], merged)
@@ -241,6 +259,9 @@ class Guardian:
 
 
 def _server(job: dict[str, Any]) -> Member:
+    from stopbath.lifecycle._spec import WorkerSpec
+    from stopbath.lifecycle._worker import Worker
+
     spec = WorkerSpec(
         job["target"],
         args=job["args"],
@@ -252,35 +273,81 @@ def _server(job: dict[str, Any]) -> Member:
     return Worker(spec, spec.name, 0)
 
 
-def _command(job: dict[str, Any]) -> Member:
-    return Command(
-        job["argv"],
-        job["worker"],
-        env=dict(os.environ),  # noqa: TID251  (passed on, not read)
-        ignore=job["ignored"],
-        capture=job["capture"],
-        new_session=not job["tty"],
-        linger_s=job["linger_s"],
-    )
+def _fork_keeper(job: dict[str, Any], record: Record, cgroup: RunCgroup) -> KeeperClient:
+    """Fork the keeper while this process is still small, single-threaded and owns nothing.
 
-
-def _fork_keeper(record: Record, cgroup: RunCgroup, *, new_session: bool) -> KeeperClient:
-    """Fork the keeper while this process is still small, single-threaded and owns nothing."""
+    `OSError` when it cannot be PID 1 of a namespace of its own, as it was asked to be.
+    """
     ours, theirs = socket.socketpair()
-    me = os.getpid()
-    stat = read_stat(me)
-    assert stat is not None, "/proc is not mounted"
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ours.close()
-            if new_session:
-                os.setsid()
-            _keeper.run(theirs, me, stat.start, record, cgroup)
-        finally:
-            os._exit(0)
+    failed, fail = os.pipe()
+    me = ProcessRef.open(os.getpid())
+    isolated = job.get("isolate") == "pid"
+    with PidNamespace() if isolated else contextlib.nullcontext():
+        pid = os.fork()
+        if pid == 0:  # never leaves this block
+            try:
+                ours.close()
+                os.close(failed)
+                _be_the_keeper(job, theirs, me, fail, record=record, cgroup=cgroup)
+            finally:
+                os._exit(1)
     theirs.close()
-    return KeeperClient(ours, ProcessRef.open(pid))
+    me.close()
+    os.close(fail)
+    why = os.read(failed, 200) if isolated else b""
+    os.close(failed)
+    keeper = ProcessRef.open(pid)
+    if why:
+        reap(keeper)
+        raise OSError(0, why.decode())
+    return KeeperClient(ours, keeper)
+
+
+def _be_the_keeper(
+    job: dict[str, Any],
+    sock: socket.socket,
+    guardian: ProcessRef,
+    fail: int,
+    *,
+    record: Record,
+    cgroup: RunCgroup,
+) -> None:
+    if not job.get("tty"):
+        os.setsid()
+    more: dict[str, Any] = {}
+    if job["kind"] == "run":
+        more["handed_on"] = (0, 1, *job["inherited"])
+    if job.get("isolate") == "pid":
+        try:
+            more["number"] = OwnProc().number
+        except OSError as error:
+            os.write(fail, str(error.strerror).encode())
+            return
+    os.close(fail)
+    _keeper.run(sock, guardian, record, cgroup, **more)
+    os._exit(0)
+
+
+def _dispositions(job: dict[str, Any]) -> list[int]:
+    """Hear what stops us, whatever was ignored at the start; gives what to block and listen to.
+
+    A shell starts background jobs with SIGINT ignored: their command keeps that, but who sends
+    SIGINT to us means us. Only an ignored SIGHUP stays one here too: that is nohup.
+    """
+    ignored = {n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN}
+    ignored -= {signal.SIGPIPE, signal.SIGXFSZ}  # by this interpreter, not by who started it
+    heard = [*_STOPPING, signal.SIGCHLD]
+    if job["kind"] == "run":
+        from stopbath.lifecycle._running import HEARD
+
+        heard += HEARD
+    if signal.SIGHUP in ignored:
+        heard.remove(signal.SIGHUP)
+    for number in heard:
+        signal.signal(number, signal.SIG_DFL)  # nor Python's own handler of SIGINT
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    job["ignored"] = [int(number) for number in ignored]
+    return [int(number) for number in heard]
 
 
 def main(argv: list[str]) -> None:
@@ -288,20 +355,31 @@ def main(argv: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with os.fdopen(int(argv[0]), "rb") as file:
         job = json.load(file)
-    # What was ignored at the start stays ignored: nohup for SIGHUP, a shell's background jobs.
-    ignored = [n for n in _STOPPING if signal.getsignal(n) is signal.SIG_IGN]
-    if signal.SIGINT not in ignored:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not Python's own handler
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    heard = _dispositions(job)
+    job["inherited"] = _inherited()
     become_subreaper()
     record = Record.create(job["run_id"], job["kind"], job["name"], job.get("argv", ()))
-    swept = [str(run) for run in sweep_at_start()]
+    job["swept"] = [str(run) for run in sweep_at_start()]
     cgroup = RunCgroup.create(record)
-    keeper = _fork_keeper(record, cgroup, new_session=job["kind"] == "serve" or not job["tty"])
-    heard = [n for n in (*_STOPPING, *_PASSED_ON, signal.SIGCHLD) if n not in ignored]
-    job |= {"ignored": [int(n) for n in ignored], "swept": swept}
+    try:
+        keeper = _fork_keeper(job, record, cgroup)
+    except OSError as error:
+        cgroup.remove()
+        record.remove()
+        say(f"--isolate pid is not possible here: {error.strerror}; it needs CAP_SYS_ADMIN")
+        os._exit(RUN_FAILED)
     guardian = Guardian(job, keeper, SignalQueue(heard), record, cgroup)
     os._exit(guardian.run())
+
+
+def _inherited() -> list[int]:
+    """List the descriptors beyond the usual three that whoever started us hands on."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own is closed again
+            if int(name) > 2 and os.get_inheritable(int(name)):  # noqa: PLR2004  (stderr)
+                found.append(int(name))
+    return found
 
 
 if __name__ == "__main__":

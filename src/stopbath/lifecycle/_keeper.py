@@ -35,8 +35,13 @@ from stopbath.lifecycle._process import (
     reap,
     reap_pid,
     signal_group_of,
+    stopped,
 )
 from stopbath.lifecycle._registry import Record
+
+TYPE_CHECKING = False  # as `typing` has it, which this process does without
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Keeper", "run"]
 
@@ -53,22 +58,24 @@ class _Client:
 class _Child:
     """A process this keeper spawned."""
 
-    __slots__ = ("client", "exit", "id", "leaf", "name", "ref")
+    __slots__ = ("client", "exit", "id", "leaf", "name", "number", "ref", "suspendable")
 
     def __init__(
         self, client: _Client, ident: int, name: str, ref: ProcessRef, leaf: Leaf | None
     ) -> None:
         self.client, self.id, self.name, self.ref, self.leaf = client, ident, name, ref, leaf
+        self.number = ref.pid  # what the clients know it by
+        self.suspendable = False  # it has a terminal, and its client wants to hear of a Ctrl-Z
         self.exit: Exit | None = None  # known once dead; it stays here until its strays have ended
 
 
 class _Stray:
     """A process that a dead worker left, signalled and awaited."""
 
-    __slots__ = ("argv", "ref", "sent")
+    __slots__ = ("argv", "number", "ref", "sent")
 
-    def __init__(self, ref: ProcessRef, argv: str) -> None:
-        self.ref, self.argv = ref, argv
+    def __init__(self, ref: ProcessRef, argv: str, number: int) -> None:
+        self.ref, self.argv, self.number = ref, argv, number
         self.sent: int | None = None
 
     def send(self, number: int) -> None:
@@ -95,8 +102,13 @@ class Keeper:
         wake_fd: int,
         record: Record,
         cgroup: RunCgroup,
+        *,
+        number: Callable[[ProcessRef], int],
+        handed_on: Sequence[int],
     ) -> None:
         self._record, self._cgroup = record, cgroup
+        self._number = number  # of a process, as the clients know it
+        self._handed_on = handed_on
         self._poll = select.poll()
         self._clients: dict[int, _Client] = {}  # by socket
         self._children: dict[int, _Child] = {}  # by pid, until reaped
@@ -124,6 +136,7 @@ class Keeper:
     def _dispatch(self, fd: int) -> None:
         if fd == self._wake_fd:
             _empty(fd)
+            self._tell_of_stops()
             self._adopt()
             return
         client = self._clients.get(fd)
@@ -260,18 +273,35 @@ class Keeper:
                 pair[1].close()
         if not frame["worker"]:
             self._stray_signal = None
+            self._let_go()
         elif leaf is not None:
             leaf.admit(pid)  # it waits for `go`, and forks nothing before
-        self._record.note_process("worker", name, pid, ref.start)
         child = self._children[pid] = _Child(client, ident, name, ref, leaf)
+        child.number = self._number(ref)
+        child.suspendable = not frame["new_session"]
+        self._record.note_process("worker", name, child.number, ref.start)
         self._poll.register(ref.fileno(), select.POLLIN)
         if pair is not None:
             self._admit(Channel(pair[0]), ProcessRef.open(pid, ref.start), root=False)
         self._tell(
             client,
-            {"ev": "spawned", "id": ident, "name": name, "pid": pid, "start": ref.start},
+            {"ev": "spawned", "id": ident, "name": name, "pid": child.number, "start": ref.start},
             (child.ref.fileno(),),
         )
+
+    def _let_go(self) -> None:
+        """Close what was the command's alone, or who reads from it would wait for us too."""
+        for fd in self._handed_on:
+            if fd > 2:  # noqa: PLR2004  (stderr)
+                os.close(fd)
+            else:
+                os.dup2(self._wake_fd, fd)  # taken by something that nobody reads or writes
+        self._handed_on = ()
+
+    def _tell_of_stops(self) -> None:
+        for child in self._children.values():
+            if child.suspendable and stopped(child.ref):
+                self._tell(child.client, {"ev": "stopped", "id": child.id})
 
     # -- ends
 
@@ -330,7 +360,7 @@ class Keeper:
             ref = ProcessRef.open(pid)
         except ProcessLookupError:
             return
-        stray = self._strays[pid] = _Stray(ref, argv)
+        stray = self._strays[pid] = _Stray(ref, argv, self._number(ref))
         if self._stray_signal is not None:
             stray.send(self._stray_signal)
 
@@ -340,13 +370,13 @@ class Keeper:
         end = reap_pid(pid)
         if stray is not None:
             stray.ref.close()
-            self._ended.append({"pid": pid, "argv": stray.argv, "outcome": stray.outcome})
+            self._ended.append({"pid": stray.number, "argv": stray.argv, "outcome": stray.outcome})
         elif end is not None and end.signal == signal.SIGKILL:
             self._ended.append({"pid": pid, "argv": f"[{name}]", "outcome": "killed"})
 
     def _announce_strays(self) -> None:
         """Name the strays that are still there, for a stop that cannot wait for them."""
-        left = [{"pid": pid, "argv": stray.argv} for pid, stray in self._strays.items()]
+        left = [{"pid": it.number, "argv": it.argv} for it in self._strays.values()]
         for client in {child.client for child in self._dead}:
             self._tell(client, {"ev": "strays", "left": left})
 
@@ -370,7 +400,7 @@ class Keeper:
         return {
             "id": child.id,
             "name": child.name,
-            "pid": child.ref.pid,
+            "pid": child.number,
             "code": end.code,
             "signal": end.signal,
         }
@@ -393,6 +423,16 @@ def _argv(pid: int) -> str:
         return ""
 
 
+_NOT_IGNORED = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP),
+}
+
+
+def _own_number(ref: ProcessRef) -> int:
+    return ref.pid
+
+
 def _empty(fd: int) -> None:
     try:
         while os.read(fd, 4096):
@@ -402,31 +442,36 @@ def _empty(fd: int) -> None:
 
 
 def run(
-    sock: socket.socket, parent_pid: int, parent_start: int, record: Record, cgroup: RunCgroup
+    sock: socket.socket,
+    parent: ProcessRef,
+    record: Record,
+    cgroup: RunCgroup,
+    *,
+    number: Callable[[ProcessRef], int] = _own_number,
+    handed_on: Sequence[int] = (),
 ) -> None:
     """Be the keeper of the process that holds the other end of `sock`, until it is gone.
+
+    `number` gives the number by which that process knows another; `handed_on` are descriptors
+    for the first command alone.
 
     Returns when nothing is left. The keeper arms no parent-death signal: it would shoot the one
     that has to clean up. SIGTERM and friends are for the guardian; a service manager that sends
     them to every process must not make the keeper leave before what it keeps.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
+    for one in signal.valid_signals() - _NOT_IGNORED:
+        signal.signal(one, signal.SIG_IGN)
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_in, False)
     os.set_blocking(wake_out, False)
     signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     become_subreaper()
-    try:
-        root = ProcessRef.open(parent_pid, parent_start)
-    except ProcessLookupError:  # gone before we looked; nothing was started yet
-        cgroup.remove()
-        record.remove()
-        return
-    record.note_process("keeper", "keeper", os.getpid())
-    keeper = Keeper(sock, root, wake_in, record, cgroup)
+    me = ProcessRef.open(os.getpid())
+    record.note_process("keeper", "keeper", number(me), me.start)
+    me.close()
+    keeper = Keeper(sock, parent, wake_in, record, cgroup, number=number, handed_on=handed_on)
     try:
         keeper.loop()
     except BaseException:
@@ -435,7 +480,10 @@ def run(
         keeper.dismiss_all()
         keeper.loop()
     if cgroup.remove():
-        record.remove()
+        # Here: the keeper of a library has no use for it before its end.
+        from stopbath.lifecycle._sweep import remove_recorded
+
+        remove_recorded(record)  # where the guardian is alive, it has done so already
 
 
 def main(argv: list[str]) -> None:
@@ -450,7 +498,14 @@ def main(argv: list[str]) -> None:
         os.set_inheritable(record_fd, False)  # a worker that held it would keep a dead run alive
     record = Record(argv[4], argv[5], record_fd)
     sock = socket.socket(fileno=fd)
-    run(sock, parent_pid, parent_start, record, RunCgroup.create(record))
+    cgroup = RunCgroup.create(record)
+    try:
+        parent = ProcessRef.open(parent_pid, parent_start)
+    except ProcessLookupError:  # gone before we looked; nothing was started yet
+        cgroup.remove()
+        record.remove()
+        return
+    run(sock, parent, record, cgroup)
     os._exit(0)  # nothing to finalize, and the client waits for this end
 
 

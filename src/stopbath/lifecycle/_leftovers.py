@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
     from stopbath.lifecycle._runs import Run
 
-__all__ = ["Left", "Leftovers", "command_line", "is_cgroup_of", "leftovers"]
+__all__ = [
+    "Left",
+    "Leftovers",
+    "answers",
+    "command_line",
+    "is_cgroup_of",
+    "leftovers",
+    "resources_of",
+]
 
 _SHM = "/dev/shm"  # noqa: S108  (where the kernel has it)
 
@@ -47,7 +55,7 @@ class Leftovers(NamedTuple):
 
 def leftovers(run: Run) -> Leftovers:
     """Find what a dead run left. Touches nothing."""
-    resources, untouched = _resources(run)
+    resources, untouched = resources_of(run)
     if run.host != this_host():
         if _boot(run.host) == _boot(this_host()):
             untouched.append(Left(f"run {run.run_id}", "its pids are of another PID namespace"))
@@ -143,7 +151,7 @@ def _may_signal(pid: int) -> bool:
         return True  # has ended meanwhile
 
 
-def _resources(run: Run) -> tuple[list[Left], list[Left]]:
+def resources_of(run: Run) -> tuple[list[Left], list[Left]]:
     """Tell what is there and provably the run's own from what is there and is not."""
     own: list[Left] = []
     other: list[Left] = []
@@ -182,13 +190,13 @@ def _why_not_own(kind: str, path: str, resource: dict[str, Any]) -> str:
     if found.st_uid != os.geteuid():
         return "another user's"
     if kind == "socket" and stat.S_ISSOCK(found.st_mode):
-        return "somebody listens on it" if _answers(path) else ""
+        return "somebody listens on it" if answers(path) else ""
     if kind == "shm" and os.path.dirname(path) == _SHM and stat.S_ISREG(found.st_mode):
         return _who_holds(found)
     return "of a kind that is not removed"
 
 
-def _answers(path: str) -> bool:
+def answers(path: str) -> bool:
     """Connect: only a refusal proves that nobody is behind a socket file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)

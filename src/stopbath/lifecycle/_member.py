@@ -88,6 +88,9 @@ class Member:
         """Say what is wrong with an end nobody asked for; None when it is in order."""
         raise NotImplementedError
 
+    def stopped(self) -> None:
+        """Somebody stopped a command that has the terminal."""
+
     # -- what is common
 
     def born(self, ref: ProcessRef) -> None:

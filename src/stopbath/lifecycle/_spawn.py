@@ -24,6 +24,7 @@ __all__ = [
     "KeeperClient",
     "SpawnFailed",
     "Spawned",
+    "Stopped",
     "StraysLeft",
     "WorkerExited",
 ]
@@ -65,6 +66,13 @@ class StraysLeft(NamedTuple):
     left: list[Frame]
 
 
+class Stopped(NamedTuple):
+    """A command that has the terminal was stopped, by Ctrl-Z as a rule."""
+
+    id: int
+    mine: bool
+
+
 class Gone(NamedTuple):
     """A process is reaped and nothing it left is alive; `strays` were ended on the way."""
 
@@ -76,7 +84,7 @@ class Gone(NamedTuple):
     mine: bool
 
 
-Event = Spawned | SpawnFailed | WorkerExited | StraysLeft | Gone
+Event = Spawned | SpawnFailed | WorkerExited | Stopped | StraysLeft | Gone
 
 
 class KeeperClient:
@@ -220,6 +228,8 @@ def _event(frame: Frame, fds: list[int]) -> Event:
         return SpawnFailed(ident, frame["errno"], frame["why"])
     if kind == "strays":
         return StraysLeft(frame["left"])
+    if kind == "stopped":
+        return Stopped(ident, frame["mine"])
     end = Exit(frame["code"], frame["signal"])
     if kind == "exited":
         return WorkerExited(ident, frame["name"], frame["pid"], end, frame["mine"])

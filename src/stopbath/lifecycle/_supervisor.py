@@ -27,6 +27,7 @@ from stopbath.lifecycle._spawn import (
     KeeperClient,
     Spawned,
     SpawnFailed,
+    Stopped,
     StraysLeft,
     WorkerExited,
 )
@@ -56,6 +57,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._commands: deque[Callable[[], None]] = deque()
         self._groups: list[GroupCore] = []
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._by_spawn: dict[int, tuple[GroupCore, Member]] = {}
         # Sockets, not a pipe: a post that races with close fails, and never hits a reused number.
         self._wake_in, self._wake_out = socket.socketpair()
@@ -132,6 +134,7 @@ class Supervisor:
         while True:
             now = time.monotonic()
             due = min((self._isolated(group.tick, now) for group in self._groups), default=math.inf)
+            due = min(due, self._ring(now))
             if self._leaving:  # asked to, or because a tick ended the last group
                 return
             left = max(0.0, due - time.monotonic())
@@ -139,6 +142,14 @@ class Supervisor:
             for key, _ in self._selector.select(timeout):
                 if self._selector.get_map().get(key.fd) is key:  # not taken out by an earlier event
                     self._isolated(key.data)
+
+    def _ring(self, now: float) -> float:
+        """Do what was asked for by now; give when the next is due."""
+        ripe = [action for when, action in self._timers if when <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for action in ripe:
+            self._isolated(action)
+        return min((when for when, _ in self._timers), default=math.inf)
 
     def _isolated(self, action: Callable[..., float | None], *args: Any) -> float:
         """Do one thing; an error in it is said and stops nothing else."""
@@ -169,6 +180,19 @@ class Supervisor:
     def watch_fd(self, fd: int, action: Callable[[], None]) -> None:
         """Call `action` whenever `fd` is readable; for the process whose main thread this is."""
         self._selector.register(fd, selectors.EVENT_READ, action)
+
+    def watch_writable(self, fd: int, action: Callable[[], None]) -> None:
+        """Call `action` whenever `fd` takes something; once more for the same is harmless."""
+        if fd not in self._selector.get_map():
+            self._selector.register(fd, selectors.EVENT_WRITE, action)
+
+    def unwatch_fd(self, fd: int) -> None:
+        """Stop watching a descriptor."""
+        self._unregister(fd)
+
+    def call_at(self, when: float, action: Callable[[], None]) -> None:
+        """Call `action` on the loop's thread at `when` (monotonic seconds); from that thread."""
+        self._timers.append((when, action))
 
     def call_later(self, callback: Callable[[Any], None], value: Any) -> None:
         """Run a user's callback on the dispatcher thread, where it may call `shutdown()`."""
@@ -302,11 +326,16 @@ class Supervisor:
             if isinstance(event, Spawned):
                 event.ref.close()
             return
-        group, member = self._by_spawn[event.id]
+        self._of_a_member(event, *self._by_spawn[event.id])
+
+    @staticmethod
+    def _of_a_member(event: Event, group: GroupCore, member: Member) -> None:
         if isinstance(event, Spawned):
             group.spawned(member, event.ref)
         elif isinstance(event, SpawnFailed):
             group.spawn_failed(member, event.errno, event.why)
+        elif isinstance(event, Stopped):
+            member.stopped()
         elif isinstance(event, WorkerExited):
             group.status(member, event.exit, time.monotonic())
         elif isinstance(event, Gone):

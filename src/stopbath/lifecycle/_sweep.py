@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stopbath.lifecycle._containment import remove_tree
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import say
-from stopbath.lifecycle._leftovers import is_cgroup_of, leftovers
+from stopbath.lifecycle._leftovers import is_cgroup_of, leftovers, resources_of
 from stopbath.lifecycle._process import ProcessRef
 from stopbath.lifecycle._runs import Claim, registered
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._leftovers import Left
     from stopbath.lifecycle._registry import Record
 
-__all__ = ["Swept", "sweep", "sweep_at_start", "sweep_own"]
+__all__ = ["Swept", "remove_recorded", "sweep", "sweep_at_start", "sweep_own"]
 
 _TERMINATE_S, _KILL_S = 2.0, 2.0
 _AT_START_S = 0.5  # somebody waits for a start; a dead run's processes have waited long enough
@@ -140,6 +140,19 @@ def _remove(what: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def remove_recorded(record: Record) -> None:
+    """Remove what an own run recorded as its own, once all its processes are dead; and the record.
+
+    A guardian that was killed could not: its keeper does.
+    """
+    if record.present:
+        claim = Claim.of(record)
+        own, _ = resources_of(claim.run)
+        for one in own:
+            _remove(one.what)
+        claim.forget()
 
 
 def sweep_own(record: Record) -> None:

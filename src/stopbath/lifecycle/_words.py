@@ -40,6 +40,9 @@ class Words:
 
         Gives whole lines to be forwarded; closes the pipe when every writer is gone.
         """
+        return b"".join(self._prefix + line + b"\n" for line in self._keep(self._pull()))
+
+    def _pull(self) -> bytes:
         data = bytearray()
         while self.fd >= 0 and len(data) < _TURN_BYTES:
             try:
@@ -49,6 +52,10 @@ class Words:
             if not chunk:
                 self.close()
             data += chunk
+        return bytes(data)
+
+    def _keep(self, data: bytes) -> list[bytes]:
+        """Keep the last lines for the report; gives every line that is whole."""
         whole, newline, rest = (self._partial + data).rpartition(b"\n")
         self._partial = rest[-_LINE_BYTES:]
         lines = whole.split(b"\n") if newline else []
@@ -58,7 +65,7 @@ class Words:
         self._lines.extend(
             line[:_LINE_BYTES].decode("utf-8", "replace") for line in lines[-_KEPT_LINES:]
         )
-        return b"".join(self._prefix + line + b"\n" for line in lines)
+        return lines
 
     def last(self) -> tuple[str, ...]:
         """Give the last lines, an unfinished one included."""

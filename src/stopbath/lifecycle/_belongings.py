@@ -1,0 +1,194 @@
+"""What a command's tree owns outside of its processes, as the kernel tells while it lives.
+
+A file in /dev/shm is its own when it was born during the run and a process of the tree, and
+nobody else, had it open or mapped when it was first seen; a socket file when the kernel's table
+has a socket of the tree bound to it; a pid or lock file when it is open in the tree, or names a
+process of it. Identity is name, device and inode: another file under the same name is another.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+__all__ = [
+    "SHM",
+    "Belonging",
+    "Held",
+    "bound_sockets",
+    "everybody",
+    "held_by",
+    "pid_files",
+    "shared_memory",
+    "sockets_of",
+]
+
+SHM = "/dev/shm"  # noqa: S108  (where the kernel has it)
+_LOCKS = (".pid", ".lock", ".lck")
+_MOST_ENTRIES = 2000  # looked at in one directory
+_PID_DIRS = ("/run", "/run/lock", "/tmp")  # noqa: S108  (looked at, not written to)
+
+Ident = tuple[int, int]  # device, inode
+
+
+class Belonging(NamedTuple):
+    """One thing: `kind` is shm, socket or lock."""
+
+    kind: str
+    path: str
+    dev: int
+    ino: int
+
+
+class Held:
+    """What processes were seen to hold."""
+
+    __slots__ = ("files", "hidden", "locks", "sockets")
+
+    def __init__(self) -> None:
+        self.files: set[Ident] = set()  # of /dev/shm
+        self.sockets: dict[int, int] = {}  # inode of the socket: a process that has it
+        self.locks: list[Belonging] = []
+        self.hidden = False  # whether somebody could not be looked at
+
+
+def shared_memory() -> dict[Ident, str]:
+    """List the files in /dev/shm, semaphores included."""
+    found: dict[Ident, str] = {}
+    try:
+        with os.scandir(SHM) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    about = entry.stat(follow_symlinks=False)
+                    found[about.st_dev, about.st_ino] = entry.path
+    except OSError:
+        return found  # no /dev/shm, or one that changes under our hands
+    return found
+
+
+def bound_sockets() -> dict[int, str]:
+    """Read the kernel's table of unix sockets: inode of the socket, path it is bound to."""
+    found: dict[int, str] = {}
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                fields = line.rstrip("\n").split(maxsplit=7)
+                if len(fields) > 7 and not fields[7].startswith("@") and fields[6].isdecimal():  # noqa: PLR2004  (the columns of proc(5))
+                    found[int(fields[6])] = fields[7]
+    except OSError:
+        return found
+    found.pop(0, None)  # a connection nobody has accepted yet
+    return found
+
+
+def everybody() -> list[int]:
+    """List every process of this host."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def held_by(pids: Iterable[int], go_on: Callable[[], bool] = lambda: True) -> Held:
+    """Look at what processes hold, for as long as `go_on()`."""
+    held = Held()
+    for pid in pids:
+        if not go_on():
+            held.hidden = True
+            break
+        try:
+            _read_maps(pid, held)
+            _read_fds(pid, held)
+        except PermissionError:
+            held.hidden = True
+        except OSError:
+            continue  # has ended
+    return held
+
+
+def _read_maps(pid: int, held: Held) -> None:
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        data = file.read()
+    if b"/dev/shm/" not in data:
+        return
+    for line in data.split(b"\n"):
+        if b" /dev/shm/" in line:
+            _, _, _, device, inode, _ = line.split(None, 5)
+            major, _, minor = device.partition(b":")
+            held.files.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+
+
+def _read_fds(pid: int, held: Held) -> None:
+    where = f"/proc/{pid}/fd"
+    for name in os.listdir(where):
+        try:
+            target = os.readlink(f"{where}/{name}")
+            if target.startswith("socket:["):
+                held.sockets.setdefault(int(target[8:-1]), pid)
+            elif target.startswith(SHM):
+                about = os.stat(f"{where}/{name}")
+                held.files.add((about.st_dev, about.st_ino))
+            elif target.endswith(_LOCKS) and target.startswith("/"):
+                about = os.stat(f"{where}/{name}")
+                if stat.S_ISREG(about.st_mode):
+                    held.locks.append(Belonging("lock", target, about.st_dev, about.st_ino))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+
+
+def sockets_of(held: Held, table: dict[int, str], old: Collection[str]) -> list[Belonging]:
+    """Give the socket files that the holders have bound.
+
+    Not one that existed before the run, nor one that somebody else has a socket of, too.
+    """
+    owners: dict[str, int] = {}
+    others: set[str] = set()
+    for inode, path in table.items():
+        pid = held.sockets.get(inode)
+        if pid is None:
+            others.add(path)
+        else:
+            owners[path] = pid
+    found = []
+    for path, pid in owners.items():
+        if path in old or path in others:
+            continue
+        try:
+            full = path if path.startswith("/") else f"{os.readlink(f'/proc/{pid}/cwd')}/{path}"
+            about = os.lstat(full)
+        except OSError:
+            continue  # removed by its owner
+        if stat.S_ISSOCK(about.st_mode):
+            found.append(Belonging("socket", full, about.st_dev, about.st_ino))
+    return found
+
+
+def pid_files(pids: Collection[int], directories: Iterable[str] = ()) -> list[Belonging]:
+    """Find the files, called like pid or lock files, that hold the number of one of `pids`."""
+    found = []
+    for directory in dict.fromkeys((*_PID_DIRS, *directories)):
+        try:
+            with os.scandir(directory) as entries:
+                for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+                    if entry.name.endswith(_LOCKS) and entry.is_file(follow_symlinks=False):
+                        about = entry.stat(follow_symlinks=False)
+                        if _names_one_of(entry.path, pids):
+                            found.append(Belonging("lock", entry.path, about.st_dev, about.st_ino))
+        except OSError:
+            continue
+    return found
+
+
+def _names_one_of(path: str, pids: Collection[int]) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        words = os.read(fd, 32).split()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return len(words) == 1 and words[0].isdigit() and int(words[0]) in pids
