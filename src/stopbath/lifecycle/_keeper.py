@@ -494,6 +494,7 @@ def main(argv: list[str]) -> None:
     fd, record_fd, parent_pid, parent_start = (int(word) for word in argv[:4])
     # What C libraries of the program opened without CLOEXEC.
     os.closerange(max(fd, record_fd) + 1, 1 << 20)
+    os.set_inheritable(fd, False)
     if record_fd >= 0:
         os.set_inheritable(record_fd, False)  # a worker that held it would keep a dead run alive
     record = Record(argv[4], argv[5], record_fd)
