@@ -91,6 +91,146 @@ def sd15(path: Path, *, seed: int = 0) -> Path:
     return _save(pipe, path)
 
 
+def sdxl(path: Path, *, seed: int = 0) -> Path:
+    """Stable Diffusion XL: two text encoders, the size as conditioning, 32 x 32 pixels."""
+    import torch
+    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
+
+    torch.manual_seed(seed)
+    tokenizer = clip_tokenizer(path)
+    pipe = StableDiffusionXLPipeline(
+        unet=UNet2DConditionModel(
+            sample_size=16,
+            in_channels=4,
+            out_channels=4,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            norm_num_groups=4,
+            cross_attention_dim=2 * HIDDEN,
+            attention_head_dim=(2, 4),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=HIDDEN + 6 * 8,
+            transformer_layers_per_block=(1, 1),
+        ),
+        scheduler=EulerDiscreteScheduler(steps_offset=1, timestep_spacing="leading"),
+        vae=_vae(channels=(8, 16), latent_channels=4),
+        text_encoder=_clip(projection=False),
+        tokenizer=tokenizer,
+        text_encoder_2=_clip(projection=True),
+        tokenizer_2=tokenizer,
+        force_zeros_for_empty_prompt=True,
+    )
+    return _save(pipe, path)
+
+
+def pixart(path: Path, *, seed: int = 0) -> Path:
+    """PixArt: a DiT under T5 with batched CFG and DPM-Solver; 256 x 256, the smallest it bins."""
+    import torch
+    from diffusers import DPMSolverMultistepScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
+
+    torch.manual_seed(seed)
+    pipe = PixArtSigmaPipeline(
+        tokenizer=clip_tokenizer(path),
+        text_encoder=_t5(HIDDEN),
+        vae=_vae(channels=(4, 4, 4, 4), latent_channels=4),
+        transformer=PixArtTransformer2DModel(
+            sample_size=32,
+            patch_size=2,
+            in_channels=4,
+            out_channels=8,
+            num_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            cross_attention_dim=16,
+            caption_channels=HIDDEN,
+            use_additional_conditions=False,
+        ),
+        scheduler=DPMSolverMultistepScheduler(),
+    )
+    return _save(pipe, path, {"max_sequence_length": 16})
+
+
+def qwen_image(path: Path, *, seed: int = 0) -> Path:
+    """Qwen-Image: a language model reads the prompt, guidance is two calls; 32 x 32 pixels."""
+    import torch
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImagePipeline,
+        QwenImageTransformer2DModel,
+    )
+
+    torch.manual_seed(seed)
+    pipe = QwenImagePipeline(
+        transformer=QwenImageTransformer2DModel(
+            patch_size=2,
+            in_channels=16,
+            out_channels=4,
+            num_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=HIDDEN,
+            axes_dims_rope=(8, 4, 4),
+        ),
+        vae=AutoencoderKLQwenImage(
+            base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 2, 4],
+            num_res_blocks=1,
+            temperal_downsample=[False, True],
+            latents_mean=[0.0] * 4,
+            latents_std=[1.0] * 4,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        text_encoder=_qwen(),
+        tokenizer=_qwen_tokenizer(path),
+    )
+    return _save(pipe, path, {"width": 32, "height": 32, "max_sequence_length": 32})
+
+
+def _qwen() -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        "vocab_size": 512,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [1, 1, 2],
+        },
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": HIDDEN,
+    }
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    ).eval()
+
+
+def _qwen_tokenizer(path: Path) -> Any:
+    """Make a byte-level tokenizer without merges: it reads any text, a token a byte."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    path.mkdir(parents=True, exist_ok=True)
+    vocabulary = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    vocabulary["<|endoftext|>"] = len(vocabulary)
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=1024)
+
+
 def flux(path: Path, *, seed: int = 0) -> Path:
     """Flux with guidance embedded: one forward pass a step, no batched CFG; 32 x 32 pixels."""
     import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stopbath.lifecycle import StartRefused
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from stopbath.messages import GenerationRequest, ModelInfo
 
+    Rows = dict[str, Tensor]
+    """Conditioning by the name the family gives it, every tensor with the rows first."""
+
 __all__ = [
     "Cancelled",
     "ModelUnusable",
@@ -21,6 +25,8 @@ __all__ = [
     "PeerLost",
     "Pipeline",
     "RequestPipeline",
+    "Sample",
+    "StepPipeline",
     "Watch",
 ]
 
@@ -86,34 +92,98 @@ class RequestPipeline(Protocol):
         ...
 
 
-class Pipeline(RequestPipeline, Protocol):
-    """A model taken apart at its stages, for batching steps of different requests.
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One request between its prompt and its pictures, at its own place in its own schedule.
 
-    B is the number of rows. Latents are (B, C, H / f, W / f) for a picture of H x W pixels, C and
-    f (the VAE's factor) being the model's; families that pack their latents do so inside.
+    It holds all that its steps need, so that requests share nothing but the model call.
     """
 
-    def encode(self, prompts: Sequence[str], negative_prompts: Sequence[str]) -> Any:
-        """Turn B prompts into conditioning: the family's own structure of tensors, B rows each.
+    size: tuple[int, int]  # width, height in pixels
+    guidance: float
+    positive: Rows
+    negative: Rows | None  # None: no guidance by two halves
+    latents: Tensor  # a row for every picture
+    scheduler: Any  # its own copy: multistep schedulers hold history
+    timesteps: Tensor
+    extra: dict[str, Any]  # what the scheduler's step takes besides: its own generators, mostly
+    steps: int  # asked for; some schedulers call the model more often
+    calls: int = 0  # model calls made
 
-        Rows of different calls can be joined; unconditional and conditional rows are apart.
+    @property
+    def pictures(self) -> int:
+        """How many pictures it makes."""
+        return len(self.latents)
+
+    @property
+    def over(self) -> bool:
+        """Whether all its steps are done."""
+        return self.calls >= len(self.timesteps)
+
+    @property
+    def steps_done(self) -> int:
+        """How many of `steps` are done."""
+        return self.steps * self.calls // len(self.timesteps)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What samples have in common that can share a model call: sizes, length of the text."""
+        rows = (tensor.shape[1:] for _, tensor in sorted(self.positive.items()))
+        return (self.size, self.latents.shape[1:], *rows)
+
+
+class Pipeline(Protocol):
+    """A family of models taken apart at its stages, for steps of different requests together.
+
+    B is the number of rows, one or two for each picture. Latents are as the family's diffusers
+    pipeline holds them between its steps; f below is the VAE's factor.
+    """
+
+    def encode(self, texts: Sequence[str]) -> list[Rows]:
+        """Turn prompts, positive or negative, into conditioning of one row each."""
+        ...
+
+    def prepare(self, request: GenerationRequest, text: Rows, negative: Rows | None) -> Sample:
+        """Draw the starting noise, one CPU generator per picture, and make the schedule.
+
+        `negative` None stands for no negative prompt; whether there is guidance is decided here.
         """
         ...
 
-    def prepare(self, seeds: Sequence[int], size: tuple[int, int]) -> Tensor:
-        """Draw the starting noise: (B, C, H / f, W / f), one CPU generator per seed.
+    def denoise(
+        self, latents: Tensor, timesteps: Tensor, rows: Rows, size: tuple[int, int]
+    ) -> Tensor:
+        """Call the model once: the prediction for B rows, each at its own timestep (B,).
 
-        `size` is (width, height) in pixels, a multiple of `info.size_multiple`.
+        `timesteps` are in the scheduler's own units; `latents` are scaled for the model.
         """
         ...
 
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Any) -> Tensor:
-        """Predict for each row at its own timestep, guidance applied: shape of `latents`.
-
-        `timesteps` is (B,), in the model's own units, as its scheduler gives them.
-        """
+    def decode(self, latents: Tensor, size: tuple[int, int]) -> list[Image]:
+        """Turn finished latents into RGB pictures of `size`, one per row."""
         ...
 
-    def decode(self, latents: Tensor) -> list[Image]:
-        """Turn finished latents into B RGB pictures."""
+
+class StepPipeline(Protocol):
+    """Step mode: the steps of several requests in one model call.
+
+    Each method answers for every request by itself: an exception in the list is the end of that
+    request only. What a method raises itself is the fault of all it was given.
+    """
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is and can."""
+        ...
+
+    def begin(self, requests: Sequence[GenerationRequest]) -> list[Sample | Exception]:
+        """Make requests ready for their first step; `RequestInvalid` for what cannot be done."""
+        ...
+
+    def step(self, samples: Sequence[Sample]) -> list[Exception | None]:
+        """Advance samples of one `shape` by one model call."""
+        ...
+
+    def finish(self, samples: Sequence[Sample]) -> list[list[Image]]:
+        """Give the pictures of samples that are over."""
         ...

@@ -11,6 +11,7 @@ import torch
 from stopbath.errors import RequestInvalid
 from stopbath.pipelines.base import Cancelled
 from stopbath.pipelines.loader import (
+    QWEN_IMAGE,
     ModelDefaults,
     call_parameters,
     denoiser_of,
@@ -27,10 +28,49 @@ if TYPE_CHECKING:
     from stopbath.pipelines.base import Watch
     from stopbath.pipelines.cfg import CfgSplit
 
-__all__ = ["DiffusersPipeline"]
+__all__ = ["DiffusersPipeline", "check_request", "generators_of", "warm_up_request"]
 
 _WARM_UP_STEPS: Final = 2  # a few schedulers divide by the number of steps less one
 _SEEDS: Final = 1 << 64
+_QWEN_NOTHING: Final = " "  # the negative prompt its authors use for none
+
+
+def check_request(info: ModelInfo, request: GenerationRequest) -> None:
+    """Refuse with `RequestInvalid` what the model cannot do."""
+    for name, size, largest in (
+        ("width", request.width, info.max_width),
+        ("height", request.height, info.max_height),
+    ):
+        if size % info.size_multiple or not 0 < size <= largest:
+            raise RequestInvalid(
+                f"{name} must be a multiple of {info.size_multiple} up to {largest} pixels, "
+                f"not {size}",
+                "size",
+            )
+    if request.n < 1 or request.num_inference_steps < 1:
+        raise RequestInvalid("n and num_inference_steps must be at least 1")
+
+
+def generators_of(request: GenerationRequest) -> list[torch.Generator]:
+    """Give the generator of each picture: that of seed, seed + 1 and so on."""
+    return [
+        torch.Generator("cpu").manual_seed((request.seed + i) % _SEEDS) for i in range(request.n)
+    ]
+
+
+def warm_up_request(info: ModelInfo) -> GenerationRequest:
+    """Give a request for one picture in a few steps."""
+    from stopbath.messages import GenerationRequest
+
+    return GenerationRequest(
+        id="warm-up",
+        prompt="",
+        width=info.width,
+        height=info.height,
+        seed=0,
+        num_inference_steps=_WARM_UP_STEPS,
+        guidance_scale=info.guidance_scale,
+    )
 
 
 class _NoWatch:
@@ -70,7 +110,7 @@ class DiffusersPipeline:
         Raises:
             ModelUnusable: this model cannot be split like that, and why.
         """
-        request = self._warm_up_request()
+        request = warm_up_request(self.info)
         guided = msgspec.structs.replace(request, guidance_scale=max(2.0, request.guidance_scale))
         with split.probing():
             self._run(guided, _NoWatch(), decode=False)
@@ -78,20 +118,7 @@ class DiffusersPipeline:
 
     def warm_up(self) -> None:
         """Make one small picture and drop it, so that the first request is as fast as the next."""
-        self.generate(self._warm_up_request(), _NoWatch())
-
-    def _warm_up_request(self) -> GenerationRequest:
-        from stopbath.messages import GenerationRequest
-
-        return GenerationRequest(
-            id="warm-up",
-            prompt="",
-            width=self.info.width,
-            height=self.info.height,
-            seed=0,
-            num_inference_steps=_WARM_UP_STEPS,
-            guidance_scale=self.info.guidance_scale,
-        )
+        self.generate(warm_up_request(self.info), _NoWatch())
 
     def generate(self, request: GenerationRequest, watch: Watch) -> list[Image]:
         """Make the pictures of one request; see `RequestPipeline.generate`."""
@@ -102,30 +129,12 @@ class DiffusersPipeline:
             together = self._split.together(watch, request.n)
         with together:
             # Inside, so that a rank that refuses the request says so to its peers.
-            self._check(request)
+            check_request(self.info, request)
             images = self._run(request, watch, decode=first)
         return images if first else []
 
-    def _check(self, request: GenerationRequest) -> None:
-        info = self.info
-        for name, size, largest in (
-            ("width", request.width, info.max_width),
-            ("height", request.height, info.max_height),
-        ):
-            if size % info.size_multiple or not 0 < size <= largest:
-                raise RequestInvalid(
-                    f"{name} must be a multiple of {info.size_multiple} up to {largest} pixels, "
-                    f"not {size}",
-                    "size",
-                )
-        if request.n < 1 or request.num_inference_steps < 1:
-            raise RequestInvalid("n and num_inference_steps must be at least 1")
-
     def _run(self, request: GenerationRequest, watch: Watch, *, decode: bool) -> list[Image]:
-        generators = [
-            torch.Generator("cpu").manual_seed((request.seed + i) % _SEEDS)
-            for i in range(request.n)
-        ]
+        generators = generators_of(request)
         arguments: dict[str, Any] = {
             "prompt": request.prompt,
             "height": request.height,
@@ -139,6 +148,9 @@ class DiffusersPipeline:
         if request.negative_prompt:
             # Left out when empty: SDXL treats "none" (zeros) and "" (encoded) differently.
             arguments["negative_prompt"] = request.negative_prompt
+        if self.info.family == QWEN_IMAGE:
+            arguments["true_cfg_scale"] = arguments.pop("guidance_scale")
+            arguments.setdefault("negative_prompt", _QWEN_NOTHING)  # without one it does not guide
         if self._max_sequence_length:
             arguments["max_sequence_length"] = self._max_sequence_length
         if "num_images_per_prompt" not in self._accepts:

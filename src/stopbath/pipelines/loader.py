@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULTS_FILE",
+    "QWEN_IMAGE",
     "ModelDefaults",
     "bundled_path",
     "load_pipeline",
@@ -28,12 +29,16 @@ __all__ = [
 DEFAULTS_FILE: Final = "stopbath.json"
 """A file beside model_index.json with what diffusers has no place for; see `ModelDefaults`."""
 
+QWEN_IMAGE: Final = "qwen-image"
+"""The family whose guidance is called `true_cfg_scale`; its `guidance_scale` is another thing."""
+
 _FAMILIES: Final = (
     ("StableDiffusion3", "sd3"),
     ("StableDiffusionXL", "sdxl"),
     ("StableDiffusion", "sd"),
     ("Flux", "flux"),
     ("PixArt", "pixart"),
+    ("QwenImage", QWEN_IMAGE),
     ("Sana", "sana"),
 )
 _LARGEST_OF_DEFAULT: Final = 2  # a model without positions is allowed twice its default side
@@ -146,6 +151,7 @@ def model_info(pipe: Any, defaults: ModelDefaults, device: str) -> ModelInfo:
     largest = positions * patch * factor if positions else side * _LARGEST_OF_DEFAULT
     length = defaults.max_sequence_length or default_of("max_sequence_length", 0)
     tokens = length or getattr(getattr(pipe, "tokenizer", None), "model_max_length", 77)
+    scale = "true_cfg_scale" if family == QWEN_IMAGE else "guidance_scale"
     guidance = defaults.guidance_scale
     return ModelInfo(
         pipeline=name,
@@ -156,7 +162,7 @@ def model_info(pipe: Any, defaults: ModelDefaults, device: str) -> ModelInfo:
         max_width=defaults.max_width or largest,
         max_height=defaults.max_height or largest,
         num_inference_steps=defaults.num_inference_steps or default_of("num_inference_steps", 50),
-        guidance_scale=float(default_of("guidance_scale", 1.0) if guidance is None else guidance),
+        guidance_scale=float(default_of(scale, 1.0) if guidance is None else guidance),
         max_prompt_tokens=int(min(tokens, 1 << 20)),  # "no limit" is a number with 30 digits
         device=device,
     )

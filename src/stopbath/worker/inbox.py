@@ -64,6 +64,18 @@ class Inbox:
                 return None
             return self._calls.popleft()
 
+    def take(self, *, wait: bool) -> list[Call]:
+        """Give every call that has come; with `wait` as `next` does, until there is one.
+
+        Nothing after a wait means that none should come.
+        """
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._calls or self._stopping or self.ended)
+            calls = [] if self.ended else list(self._calls)
+            self._calls.clear()
+            return calls
+
     def wait_over(self, by: Deadline) -> bool:
         """Wait until a stop or the channel's end; whether it came by `by`."""
         with self._changed:

@@ -43,23 +43,30 @@ def main(
     told = msgspec.convert(config, ServeConfig)
     data = socket.socket(fileno=ctx.fds["data"])
     served = _load(ctx, told, rank, world_size, rendezvous)
-    from stopbath.worker.tensors import pack, tensor_of
-
-    loop = RankLoop(
-        data,
-        served.methods,
-        first=rank == 0,
-        step_budget_s=told.step_budget_s,
-        pack=pack,
-        unpack=tensor_of,
-        after_failure=served.after_failure,
-    )
+    loop = _loop(data, served)
     ctx.on_stop(lambda _notice: loop.stop())
     ctx.ready(info=msgspec.to_builtins(served.pipeline.info))
     why = loop.serve()
     if why is not None and not ctx.stopping.is_set():
         raise RuntimeError(why)
     _leave()
+
+
+def _loop(data: socket.socket, served: Rank) -> RankLoop:
+    from stopbath.pipelines.step import BatchedPipeline
+    from stopbath.worker.batch import BatchLoop
+    from stopbath.worker.tensors import pack, tensor_of
+
+    how: dict[str, Any] = {
+        "first": served.rank == 0,
+        "step_budget_s": served.config.step_budget_s,
+        "pack": pack,
+        "unpack": tensor_of,
+        "after_failure": served.after_failure,
+    }
+    if isinstance(served.pipeline, BatchedPipeline):
+        return BatchLoop(data, served.methods, served.pipeline, served.config.max_batch, **how)
+    return RankLoop(data, served.methods, **how)
 
 
 def _leave() -> NoReturn:
@@ -82,6 +89,7 @@ def _load(
     from stopbath.pipelines.cfg import CfgSplit
     from stopbath.pipelines.diffusers import DiffusersPipeline
     from stopbath.pipelines.joint import Peers
+    from stopbath.pipelines.step import BatchedPipeline
     from stopbath.worker.rank import Rank
     from stopbath.worker.ranks import device_of, join, share_cores
 
@@ -92,13 +100,14 @@ def _load(
         ctx.progress(f"joining {world_size} ranks")
         join(ctx.fds[rendezvous], rank, world_size, device, config.request_s)
     ctx.progress("loading model")
-    pipeline = DiffusersPipeline.load(config.model, device)
+    kind = BatchedPipeline if config.mode == "step" else DiffusersPipeline
+    pipeline = kind.load(config.model, device)
     served = Rank(ctx, config, rank=rank, world_size=world_size, device=device, pipeline=pipeline)
     if config.worker_extension:
         ctx.progress(f"running {config.worker_extension}")
         _extend(config.worker_extension, served)
     ctx.progress("warming up")
-    if world_size > 1:
+    if world_size > 1 and isinstance(pipeline, DiffusersPipeline):
         pipeline.share(CfgSplit(pipeline.pipe, Peers(rank, world_size, device)))
     pipeline.warm_up()
     return served

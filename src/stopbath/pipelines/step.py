@@ -1,0 +1,213 @@
+"""Step mode: denoising steps of different requests in one model call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import torch
+
+from stopbath.pipelines.base import ModelUnusable
+from stopbath.pipelines.diffusers import check_request, warm_up_request
+from stopbath.pipelines.families import Flux, StableDiffusion3
+from stopbath.pipelines.loader import denoiser_of, load_pipeline, model_info
+from stopbath.pipelines.rows import LAYER_ROWS, MODEL_ROWS, padded, steady
+from stopbath.pipelines.unets import StableDiffusion, StableDiffusionXL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from stopbath.messages import GenerationRequest, ModelInfo
+    from stopbath.pipelines.base import Pipeline, Rows, Sample
+    from stopbath.pipelines.families import Family
+    from stopbath.pipelines.loader import ModelDefaults
+
+__all__ = ["BatchedPipeline"]
+
+_FAMILIES: Final[dict[str, type[Family]]] = {
+    "FluxPipeline": Flux,
+    "StableDiffusion3Pipeline": StableDiffusion3,
+    "StableDiffusionPipeline": StableDiffusion,
+    "StableDiffusionXLPipeline": StableDiffusionXL,
+}
+_TEXTS: Final = 32  # encoded prompts that are kept; one of a large model has some megabytes
+# Pictures are decoded together while they are small. The decoder's memory grows with the pixels,
+# and a large picture alone keeps a device busy.
+_DECODE_PIXELS: Final = 512 * 512
+
+
+class BatchedPipeline:
+    """A diffusers pipeline whose steps serve many requests; implements `StepPipeline`.
+
+    Raises:
+        ModelUnusable: at construction, when nobody has taken such a pipeline apart yet.
+    """
+
+    def __init__(self, pipe: Any, defaults: ModelDefaults, device: str) -> None:
+        self.pipe = pipe
+        self.info: ModelInfo = model_info(pipe, defaults, device)
+        name = type(pipe).__name__
+        if name not in _FAMILIES:
+            raise ModelUnusable(
+                f"step mode knows {', '.join(_FAMILIES)}, not {name}; serve it with --mode request"
+            )
+        self._family = _FAMILIES[name](pipe, defaults.max_sequence_length)
+        self._stages: Pipeline = self._family
+        self._texts: OrderedDict[str, Rows] = OrderedDict()
+        self._model_rows, self._text_rows = (MODEL_ROWS, LAYER_ROWS) if device == "cpu" else (1, 1)
+
+    @classmethod
+    def load(cls, model: str, device: str) -> BatchedPipeline:
+        """Load a checkpoint from disk; see `load_pipeline` for what can go wrong."""
+        pipe, defaults = load_pipeline(model, device)
+        return cls(pipe, defaults, device)
+
+    def warm_up(self) -> None:
+        """Make a small picture and drop it, and have a row's bits not depend on the others."""
+        request = warm_up_request(self.info)
+        if self._model_rows > 1:
+            unguided = msgspec.structs.replace(request, guidance_scale=1.0)
+            (sample,) = self._begin([unguided])
+            self._model_rows = 1
+            steady(denoiser_of(self.pipe), lambda: self.step([sample]))
+            self._model_rows = MODEL_ROWS
+        (sample,) = self._begin([request])
+        while not sample.over:
+            for error in self.step([sample]):
+                if error is not None:
+                    raise error
+        self.finish([sample])
+
+    # -- prompts ---------------------------------------------------------------------------
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # mypy does not follow torch
+    def begin(self, requests: Sequence[GenerationRequest]) -> list[Sample | Exception]:
+        """See `StepPipeline.begin`."""
+        begun: list[Sample | Exception] = []
+        try:
+            return [*self._begin(requests)]
+        except Exception as error:  # noqa: BLE001  (a caller hears of it, as of its own)
+            if len(requests) == 1:
+                return [error]
+        for request in requests:  # somebody's fault: each for itself
+            begun += self.begin([request])
+        return begun
+
+    def _begin(self, requests: Sequence[GenerationRequest]) -> list[Sample]:
+        for request in requests:
+            check_request(self.info, request)
+        pairs = [(request.prompt, self._negative_of(request)) for request in requests]
+        rows = self._encoded([text for pair in pairs for text in pair if text is not None])
+        return [
+            self._stages.prepare(request, rows[text], None if negative is None else rows[negative])
+            for request, (text, negative) in zip(requests, pairs, strict=True)
+        ]
+
+    def _negative_of(self, request: GenerationRequest) -> str | None:
+        if not self._family.guides(request.guidance_scale):
+            return None
+        return request.negative_prompt or self._family.no_negative
+
+    def _encoded(self, texts: Sequence[str]) -> dict[str, Rows]:
+        """Encode what is not known yet, in one go."""
+        wanted = dict.fromkeys(texts)
+        known = {text: self._texts[text] for text in wanted if text in self._texts}
+        new = [text for text in wanted if text not in known]
+        if new:
+            filled = new + [""] * (-len(new) % self._text_rows)
+            known.update(zip(new, self._stages.encode(filled), strict=False))
+        for text in wanted:
+            self._texts[text] = known[text]
+            self._texts.move_to_end(text)
+        while len(self._texts) > _TEXTS:
+            self._texts.popitem(last=False)
+        return known
+
+    # -- steps -----------------------------------------------------------------------------
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # mypy does not follow torch
+    def step(self, samples: Sequence[Sample]) -> list[Exception | None]:
+        """See `StepPipeline.step`."""
+        order = sorted(samples, key=lambda sample: sample.negative is None)  # guided ones first
+        inputs = [_input_of(sample) for sample in order]
+        halves = [(s, i, s.negative) for s, i in zip(order, inputs, strict=True) if s.negative]
+        parts = halves + [(s, i, s.positive) for s, i in zip(order, inputs, strict=True)]
+        names = order[0].positive
+        multiple = self._model_rows
+        out = self._stages.denoise(
+            _joined([model_input for _, model_input, _ in parts], multiple),
+            _joined([_time_of(sample) for sample, _, _ in parts], multiple),
+            {
+                name: _joined([_of(s, rows[name]) for s, _, rows in parts], multiple)
+                for name in names
+            },
+            order[0].size,
+        )
+        counts = [sample.pictures for sample, _, _ in parts]
+        predictions = list(out[: sum(counts)].split(counts))
+        without, with_text = predictions[: len(halves)], predictions[len(halves) :]
+        for i, (sample, _, _) in enumerate(halves):
+            with_text[i] = without[i] + sample.guidance * (with_text[i] - without[i])
+        errors = {id(s): _advance(s, p) for s, p in zip(order, with_text, strict=True)}
+        return [errors[id(sample)] for sample in samples]
+
+    # -- pictures --------------------------------------------------------------------------
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # mypy does not follow torch
+    def finish(self, samples: Sequence[Sample]) -> list[list[Image]]:
+        """See `StepPipeline.finish`."""
+        pictures: dict[int, list[Image]] = {}
+        by_size: dict[tuple[int, int], list[Sample]] = {}
+        for sample in samples:
+            by_size.setdefault(sample.size, []).append(sample)
+        for size, same in by_size.items():
+            images = self._decoded(torch.cat([sample.latents for sample in same]), size)
+            for sample in same:
+                pictures[id(sample)] = images[: sample.pictures]
+                images = images[sample.pictures :]
+        return [pictures[id(sample)] for sample in samples]
+
+    def _decoded(self, latents: Tensor, size: tuple[int, int]) -> list[Image]:
+        at_once = max(1, _DECODE_PIXELS // (size[0] * size[1]))
+        images: list[Image] = []
+        for rows in latents.split(at_once):
+            images += self._stages.decode(rows, size)
+        return images
+
+
+def _input_of(sample: Sample) -> Tensor:
+    scale = getattr(sample.scheduler, "scale_model_input", None)
+    if scale is None:  # flow matching has no such thing
+        return sample.latents
+    scaled: Tensor = scale(sample.latents, sample.timesteps[sample.calls])
+    return scaled
+
+
+def _time_of(sample: Sample) -> Tensor:
+    return sample.timesteps[sample.calls].expand(sample.pictures)
+
+
+def _of(sample: Sample, row: Tensor) -> Tensor:
+    return row.expand(sample.pictures, *row.shape[1:])
+
+
+def _joined(parts: list[Tensor], multiple: int) -> Tensor:
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return padded(whole, multiple)
+
+
+def _advance(sample: Sample, prediction: Tensor) -> Exception | None:
+    """Have the sample's own scheduler take its step."""
+    try:
+        time = sample.timesteps[sample.calls]
+        sample.latents = sample.scheduler.step(
+            prediction, time, sample.latents, **sample.extra, return_dict=False
+        )[0]
+    except Exception as error:  # noqa: BLE001  (the others of the batch go on)
+        return error
+    sample.calls += 1
+    return None
