@@ -64,6 +64,7 @@ def deaf_while_starting(ctx: WorkerContext) -> None:
     """Ignore SIGTERM and never become ready; say so on stderr."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctx.progress("ignoring everything")
+    _say("deaf")
     _for_ever()
 
 
@@ -249,11 +250,18 @@ def serves_ranks(ctx: WorkerContext, ranks: int, target: str, graces: tuple[floa
         supervisor=supervisor,
     )
     stop_now = threading.Event()
-    ctx.on_stop(lambda notice: stop_now.set() if notice.action > Action.DRAIN else None)
+
+    def harder(notice: StopNotice) -> None:
+        if notice.action > Action.DRAIN:
+            stop_now.set()
+            join = {"target": group.shutdown, "kwargs": {"first": Action.SIGTERM}}
+            threading.Thread(**join, daemon=True).start()
+
     failed = threading.Event()
     group.on_failure(lambda _: (failed.set(), ctx.stopping.set()))
     group.start()
     group.wait_ready(Deadline.after(20))
+    ctx.on_stop(harder)
     ctx.announce_stop_within(sum(graces))
     ctx.ready({"ranks": [worker.pid for worker in group.workers]})
     _say("ready " + " ".join(str(worker.pid) for worker in group.workers))

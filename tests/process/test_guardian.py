@@ -1,0 +1,376 @@
+"""The outermost process: every signal, every death, one report, one exit code, nothing left.
+
+The guardian is run by path, as `serve` does, over `misbehaving.serves_ranks` as its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stopbath.lifecycle
+from observing import FREEZER, alive, frozen, run_processes, state_of, wait_until
+from stopbath.lifecycle import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+GUARDIAN = Path(stopbath.lifecycle.__file__).parent / "_guardian.py"
+RANK_GRACES = (0.3, 0.3, 1.0)
+
+
+class Run:
+    """One guardian, its tree, and what it said."""
+
+    def __init__(self, process: subprocess.Popen[str], report: Path) -> None:
+        self.process = process
+        self.pids: dict[str, int] = {"guardian": process.pid}
+        self.strays: list[int] = []
+        self.said: list[str] = []
+        self._report = report
+
+    def hear(self, word: str) -> str:
+        """Read stderr up to the line that begins with `word`."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+            if line.startswith(word):
+                return line.removeprefix(word)
+        pytest.fail(f"it ended without {word!r}: {self.said}")
+
+    def ready(self) -> Run:
+        """Wait until ranks are ready; learn who is who."""
+        for i, word in enumerate(self.hear("ready ").split()):
+            self.pids[f"rank{i}"] = int(word)
+        server, keeper, _ = (int(word) for word in self.hear("tree ").split())
+        self.pids |= {"server": server, "keeper": keeper}
+        strays = [line for line in self.said if line.startswith("stray ")]
+        self.strays = [int(line.split()[1]) for line in strays]
+        return self
+
+    def kill(self, who: str, number: int = signal.SIGKILL) -> None:
+        """Signal one of them."""
+        os.kill(self.pids[who], number)
+
+    def ended(self, by_s: float = 5) -> int:
+        """Wait for the end; nothing of the run is left then, or very soon."""
+        assert self.process.stderr is not None
+        self.said += self.process.stderr.read().splitlines()
+        code = self.process.wait(by_s)
+        by, pids = Deadline.after(2), [*self.pids.values(), *self.strays]
+        wait_until(lambda: not any(alive(pid) for pid in pids), by, f"nothing left of {self.pids}")
+        wait_until(lambda: not run_processes(), by, f"nothing left beside {self.pids}")
+        return code
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report file."""
+        return json.loads(self._report.read_text())
+
+    def outcomes(self) -> dict[str, str]:
+        """What ended whom, by the report."""
+        return {worker["name"]: worker["outcome"] for worker in self.report["workers"]}
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(
+        target: str = "serves_ranks",
+        ranks: str = "obedient",
+        *,
+        graces: tuple[float, ...] = RANK_GRACES,
+        outer: tuple[float, ...] = (4.0, 2.5, 1.0),
+        report: Path | None = None,
+        wrapper: tuple[str, ...] = (),
+    ) -> Run:
+        job = {
+            "kind": "serve",
+            "name": "serve",
+            "run_id": f"test{os.getpid()}x{len(runs)}",
+            "worker": "server",
+            "target": f"misbehaving:{target}",
+            "args": [2, f"misbehaving:{ranks}", graces] if target == "serves_ranks" else [],
+            "path": sys.path,
+            "graces_s": outer,
+            "report": str(report or tmp_path / "report.json"),
+        }
+        fd = os.memfd_create("job", 0)
+        os.write(fd, json.dumps(job).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            [*wrapper, sys.executable, "-I", "-S", str(GUARDIAN), str(fd)],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        os.close(fd)
+        run = Run(process, report or tmp_path / "report.json")
+        runs.append(run)
+        return run.ready() if target == "serves_ranks" else run
+
+    yield start
+    for run in runs:
+        run.process.kill()
+        run.process.wait()
+        assert run.process.stderr is not None
+        run.process.stderr.close()
+
+
+# -- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_drains(guard: Callable[..., Run], number: int) -> None:
+    run = guard()
+    run.kill("guardian", number)
+    assert run.ended() == 0
+    assert run.outcomes() == {"server": "drained", "rank0": "drained", "rank1": "drained"}
+    report = run.report
+    assert report["schema"] == "stopbath.shutdown/1"
+    assert report["clean"]
+    assert report["cause"] is None
+    assert report["asked_by"] == signal.Signals(number).name
+    assert report["exit_code"] == 0
+    assert {worker["pid"] for worker in report["workers"]} == {
+        run.pids[who] for who in ("server", "rank0", "rank1")
+    }
+    assert any("stopped in" in line for line in run.said)
+
+
+def test_ranks_that_ignore_everything_are_killed_within_the_servers_graces(
+    guard: Callable[..., Run],
+) -> None:
+    """And what they left outside of session and tree is gone with them."""
+    run = guard(ranks="leaves_strays")
+    assert len(run.strays) == 2
+    run.kill("rank0", signal.SIGSTOP)
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 0
+    assert run.outcomes()["rank0"] == "terminated"
+    assert {stray["pid"] for stray in run.report["strays"]} >= set(run.strays)
+
+
+def test_sighup_that_was_ignored_at_the_start_stays_ignored(guard: Callable[..., Run]) -> None:
+    run = guard(wrapper=("nohup",))
+    for who in ("guardian", "keeper"):
+        run.kill(who, signal.SIGHUP)
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 0
+    assert run.report["asked_by"] == "SIGTERM"
+    assert run.report["clean"]
+
+
+@pytest.mark.parametrize("numbers", [(15, 2), (2, 2), (1, 15), (3, 3)])
+def test_a_second_signal_stops_now(guard: Callable[..., Run], numbers: tuple[int, int]) -> None:
+    """A server that drains for a minute is cut short; the code says that it was forced."""
+    run = guard(ranks="deaf", graces=(60.0, 0.3, 1.0), outer=(66.0, 2.5, 1.0))
+    began = time.monotonic()
+    run.kill("guardian", numbers[0])
+    run.hear("stopbath: SIG")
+    run.kill("guardian", numbers[1])
+    assert run.ended() in {128 + numbers[1], 0 if numbers[0] == 3 else 128 + numbers[1]}
+    assert time.monotonic() - began < 5
+
+
+def test_a_third_signal_kills_now(guard: Callable[..., Run]) -> None:
+    """A server that hears nothing goes at once; the keeper takes its ranks with it."""
+    run = guard(ranks="deaf", graces=(60.0, 60.0, 1.0), outer=(130.0, 66.0, 1.0))
+    run.kill("server", signal.SIGSTOP)
+    wait_until(lambda: state_of(run.pids["server"]) == "T", Deadline.after(5))
+    began = time.monotonic()
+    for number in (2, 2, 15):
+        run.kill("guardian", number)
+        run.hear("stopbath: SIG")
+    assert run.ended() == 128 + 15
+    assert time.monotonic() - began < 2
+    assert run.outcomes() == {"server": "killed", "rank0": "killed", "rank1": "killed"}
+
+
+def test_any_number_of_signals_is_harmless(guard: Callable[..., Run]) -> None:
+    run = guard(ranks="deaf")
+    for number in itertools.islice(itertools.cycle((2, 15, 1, 3, 10, 12, 28)), 300):
+        try:
+            run.kill("guardian", number)
+        except ProcessLookupError:
+            break
+    assert run.ended() in {128 + n for n in (1, 2, 3, 15)}
+
+
+def test_sigquit_stops_now(guard: Callable[..., Run]) -> None:
+    run = guard(ranks="deaf", graces=(60.0, 0.3, 1.0), outer=(66.0, 2.5, 1.0))
+    run.kill("guardian", signal.SIGQUIT)
+    assert run.ended() == 0
+
+
+def test_a_hung_server_is_ended_by_the_guardians_own_deadline(guard: Callable[..., Run]) -> None:
+    run = guard("deaf_while_starting", outer=(0.3, 0.3, 1.0))
+    run.hear("deaf")
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 1
+    assert run.outcomes() == {"server": "killed"}
+
+
+def test_signals_for_the_keeper_alone_do_nothing(guard: Callable[..., Run]) -> None:
+    """A service manager may send its SIGTERM to every process of the unit."""
+    run = guard()
+    for number in (1, 2, 3, 15):
+        run.kill("keeper", number)
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 0
+    assert run.report["clean"]
+
+
+@pytest.mark.parametrize("number", [2, 15])
+def test_a_stop_during_the_start(guard: Callable[..., Run], number: int) -> None:
+    run = guard("never_ready", outer=(1.0, 1.0, 1.0))
+    wait_until(lambda: len(run_processes()) > 2, Deadline.after(10))
+    run.kill("guardian", number)
+    assert run.ended() == 0
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_a_stop_at_any_instant_of_the_start(guard: Callable[..., Run], delay_s: float) -> None:
+    """The delay sweeps over the start; before the guardian's first line the kernel ends it."""
+    run = guard("obedient", outer=(1.0, 1.0, 1.0))
+    time.sleep(delay_s)
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() in {0, -signal.SIGTERM}
+
+
+# -- ends that nobody asked for
+
+
+def test_a_server_that_cannot_start(guard: Callable[..., Run]) -> None:
+    run = guard("raises_before_ready")
+    assert run.ended() == 1  # its own code; `serve` gives 3
+    cause = run.report["cause"]
+    assert cause["worker"] == "server"
+    assert "no such checkpoint" in cause["what"]
+    assert any("cannot open the checkpoint" in line for line in cause["last_stderr"])
+
+
+def test_a_server_killed_while_it_starts(guard: Callable[..., Run]) -> None:
+    run = guard("dies_while_starting")
+    assert run.ended() == 3
+
+
+@pytest.mark.parametrize("who", ["server", "rank0", "keeper"])
+def test_one_that_is_killed(guard: Callable[..., Run], who: str) -> None:
+    """Code 4, the cause named, nothing left: no stray, no rank."""
+    run = guard(ranks="leaves_strays")
+    run.kill(who)
+    assert run.ended() == 4
+    report = run.report
+    assert not report["clean"]
+    assert report["exit_code"] == 4
+    assert report["cause"]["worker"] == {"rank0": "rank0"}.get(who, "server")
+    assert set(run.outcomes()) == {"server", "rank0", "rank1"}
+    assert "survived" not in run.outcomes().values()
+
+
+def test_a_guardian_that_is_killed(guard: Callable[..., Run]) -> None:
+    """Only its report is lost."""
+    run = guard(ranks="leaves_strays")
+    run.kill("guardian")
+    assert run.ended() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "pair", list(itertools.permutations(["guardian", "keeper", "server", "rank0"], 2)), ids="-".join
+)
+def test_any_two_killed_shortly_after_each_other(
+    guard: Callable[..., Run], pair: tuple[str, str]
+) -> None:
+    run = guard(ranks="leaves_strays")
+    run.kill(pair[0])
+    time.sleep(0.03)  # the promise is about 20 ms and more
+    with contextlib.suppress(ProcessLookupError):  # the first death has ended it already
+        run.kill(pair[1])
+    code = run.ended()
+    assert code == (4 if run.process.returncode >= 0 else -signal.SIGKILL)
+
+
+def test_everything_deaf_and_the_server_killed_in_the_middle_of_a_stop(
+    guard: Callable[..., Run],
+) -> None:
+    run = guard(ranks="deaf", graces=(60.0, 60.0, 1.0), outer=(130.0, 66.0, 1.0))
+    run.kill("guardian", signal.SIGTERM)
+    run.hear("stopbath: SIG")
+    run.kill("server")
+    run.ended()
+    assert run.outcomes()["rank0"] == run.outcomes()["rank1"] == "killed"
+
+
+# -- what cannot be ended
+
+freezer = pytest.mark.skipif(
+    not (os.geteuid() == 0 and FREEZER.is_dir()), reason="no v1 freezer cgroup here"
+)
+
+
+@freezer
+@pytest.mark.parametrize("killed", [(), ("server",), ("rank1",)])
+def test_a_rank_that_survives_is_named_and_gives_code_5(
+    guard: Callable[..., Run], killed: tuple[str, ...]
+) -> None:
+    """Whether the server told of it or was killed itself; the guardian leaves all the same."""
+    run = guard(graces=(0.2, 0.2, 0.3), outer=(2.0, 1.0, 0.5))
+    with frozen(run.pids["rank0"]):
+        for who in killed:
+            run.kill(who)
+        if not killed:
+            run.kill("guardian", signal.SIGTERM)
+        assert run.process.stderr is not None
+        code = run.process.wait(12)
+        assert code == 5
+        survivors = {survivor["pid"] for survivor in run.report["survivors"]}
+        assert survivors == {run.pids["rank0"]}
+        assert run.outcomes()["rank0"] == "survived"
+        assert not run.report["clean"]
+    wait_until(lambda: not run_processes(), Deadline.after(3), "the keeper left with the last")
+
+
+# -- the report
+
+
+def test_a_report_that_cannot_be_written_changes_no_exit_code(
+    guard: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = guard(report=tmp_path / "no" / "such" / "folder.json")
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 0
+    assert any("report could not be written" in line for line in run.said)
+
+
+def test_nobody_reads_its_standard_error(guard: Callable[..., Run]) -> None:
+    """The terminal is gone; the stop and the report are not (F23)."""
+    run = guard()
+    assert run.process.stderr is not None
+    run.process.stderr.close()
+    run.kill("guardian", signal.SIGTERM)
+    assert run.process.wait(5) == 0
+    assert run.report["clean"]
+
+
+def test_only_one_file_is_written(guard: Callable[..., Run], tmp_path: Path) -> None:
+    run = guard()
+    run.kill("guardian", signal.SIGTERM)
+    run.ended()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
