@@ -51,7 +51,11 @@ def ask(
     made: Engine, request_id: str = "r1", within_s: float = 60, **more: Any
 ) -> asyncio.Task[GenerationResult]:
     by = Deadline.after(within_s)
-    return asyncio.create_task(made.generate(request(request_id), client="c", deadline=by, **more))
+
+    async def generate() -> GenerationResult:
+        return await made.result(made.submit(request(request_id), client="c", deadline=by, **more))
+
+    return asyncio.create_task(generate())
 
 
 async def outcome(task: asyncio.Task[GenerationResult]) -> Any:

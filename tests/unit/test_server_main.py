@@ -85,13 +85,20 @@ class FakeContext:
 class Running:
     """`run` on a thread, with its exit code at the end."""
 
-    def __init__(self, executor: FakeExecutor, **config: Any) -> None:
-        self.ctx, self.executor = FakeContext(), executor
+    def __init__(self, *executors: FakeExecutor, **config: Any) -> None:
+        self.ctx, self.executor = FakeContext(), executors[0]
         self.code: int | None = None
         builtins = msgspec.to_builtins(ServeConfig(**{"port": 0, **config}))
+        left = {
+            name: [e for e in executors if e.name == name] for name in {e.name for e in executors}
+        }
+
+        def build(_ctx: object, config: ServeConfig) -> Any:
+            """Give the next incarnation of a replica."""
+            return left[f"replica{config.replica}"].pop(0)
 
         def work() -> None:
-            self.code = server_main.run(self.ctx, builtins, lambda *_: executor)
+            self.code = server_main.run(self.ctx, builtins, build)
 
         self.thread = threading.Thread(target=work, daemon=True)
         self.thread.start()

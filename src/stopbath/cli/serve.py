@@ -26,7 +26,8 @@ def serve(
     ] = BUNDLED,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
-    ranks: Annotated[int, typer.Option(help="Worker processes that serve the model.")] = 1,
+    ranks: Annotated[int, typer.Option(help="Worker processes that serve one replica.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Copies of the model, each on its own ranks.")] = 1,
     parallel: Annotated[
         Parallel | None,
         typer.Option(help="How ranks share the work; with 2 ranks cfg is the default."),
@@ -43,8 +44,24 @@ def serve(
         float, typer.Option(help="Seconds a starting rank may go without progress.")
     ] = 600.0,
     on_engine_death: Annotated[
-        OnEngineDeath, typer.Option(help="Leave with 4, or stay up and answer 503.")
+        OnEngineDeath,
+        typer.Option(help="Leave with 4, stay up and answer 503, or restart what was lost."),
     ] = "exit",
+    max_restarts: Annotated[
+        int, typer.Option(help="Restarts of a replica in a row, before it is given up.")
+    ] = 3,
+    restart_window: Annotated[
+        float, typer.Option(help="Seconds of service after which that row begins anew.")
+    ] = 60.0,
+    retry_on_death: Annotated[
+        bool,
+        typer.Option(
+            "--retry-on-death", help="Begin requests of a lost replica anew on another, once."
+        ),
+    ] = False,
+    step_budget: Annotated[
+        float, typer.Option(help="Seconds without a step after which a rank counts as stuck.")
+    ] = 120.0,
     report: Annotated[Path | None, typer.Option(help="Where to write the stop's report.")] = None,
     api_key: Annotated[str, typer.Option(help="Ask clients for this bearer token.")] = "",
     served_name: Annotated[str, typer.Option(help="The model's name in /v1/models.")] = "",
@@ -63,6 +80,7 @@ def serve(
         host=host,
         port=port,
         ranks=ranks,
+        replicas=replicas,
         parallel=parallel or ("cfg" if ranks == 2 else "none"),  # noqa: PLR2004
         mode=mode,
         max_batch=max_batch,
@@ -71,7 +89,11 @@ def serve(
         terminate_s=terminate,
         kill_s=kill,
         start_s=start,
+        step_budget_s=step_budget,
         on_engine_death=on_engine_death,
+        max_restarts=max_restarts,
+        restart_window_s=restart_window,
+        retry_on_death=retry_on_death,
         api_key=api_key,
         worker_extension=worker_extension,
         queue_limit=queue_limit,

@@ -61,6 +61,7 @@ class Request:
     id: str
     client: str
     deadline_at: float  # on the clock the scheduler's caller uses
+    priority: int = 0  # the higher goes first
     state: RequestState = RequestState.WAITING
     replica: str | None = None  # where it runs, or ran last
 

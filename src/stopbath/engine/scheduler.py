@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stopbath.engine.request import Request, RequestEvent, RequestState
 from stopbath.errors import Overloaded, RequestDuplicate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["Scheduler"]
 
@@ -26,9 +30,10 @@ class _Slots:
 class Scheduler:
     """A bounded queue in front of replicas.
 
-    Clients take turns: one with forty requests waiting delays another's first by one request,
-    not by forty. A request holds its place in a replica from `dispatch` until `release`, also
-    when it has been answered before (aborted, expired): the replica is busy until its call ends.
+    Of those who wait the highest priority goes first. Within a priority clients take turns: one
+    with forty requests waiting delays another's first by one request, not by forty. A request
+    holds its place in a replica from `dispatch` until `release`, also when it has been answered
+    before (aborted, expired): the replica is busy until its call ends.
     """
 
     def __init__(self, queue_limit: int) -> None:
@@ -36,8 +41,8 @@ class Scheduler:
         self._slots: dict[str, _Slots] = {}
         self._live: dict[str, Request] = {}
         self._resumed: deque[Request] = deque()
-        # In the order of turns: the first client is the next to be served.
-        self._turns: OrderedDict[str, deque[Request]] = OrderedDict()
+        # By priority, each in the order of turns: the first client is the next to be served.
+        self._turns: dict[int, OrderedDict[str, deque[Request]]] = {}
 
     # Replicas ---------------------------------------------------------------------------------
 
@@ -45,19 +50,35 @@ class Scheduler:
         """Let `capacity` requests at a time run on `name`."""
         self._slots[name] = _Slots(capacity)
 
-    def lose_replica(self, name: str) -> list[Request]:
+    def lose_replica(
+        self, name: str, *, retry: Collection[Request] = (), keep_queue: bool = False
+    ) -> list[Request]:
         """Take a replica out; give the requests that end with it, moved to ERROR.
 
-        Those are the ones it was running and, when it was the last, all that wait.
+        Those are the ones it was running, except `retry`, which go back before all who wait.
+        When it was the last replica nobody is left to wait for, unless `keep_queue`: then all
+        that wait are kept for one that is to come.
         """
         slots = self._slots.pop(name, None)
         held = slots.held if slots else set()
-        lost = [request for request in self._live.values() if request in held]
-        if not self._slots:
-            lost += [r for r in self._live.values() if r.state is not RequestState.RUNNING]
+        lost = []
+        for request in [r for r in self._live.values() if r in held]:
+            if request in retry:
+                self.preempt(request)
+            else:
+                lost.append(request)
         for request in lost:
             self.end(request, RequestEvent.FAIL)
+        if not (self._slots or keep_queue):
+            lost += self.give_up()
         return lost
+
+    def give_up(self) -> list[Request]:
+        """End all that wait, as no replica is left or to come; give them, moved to ERROR."""
+        waiting = [r for r in self._live.values() if r.state is not RequestState.RUNNING]
+        for request in waiting:
+            self.end(request, RequestEvent.FAIL)
+        return waiting
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -66,15 +87,18 @@ class Scheduler:
 
     # Requests ---------------------------------------------------------------------------------
 
-    def submit(self, request_id: str, client: str, deadline_at: float) -> Request:
+    def submit(
+        self, request_id: str, client: str, deadline_at: float, priority: int = 0
+    ) -> Request:
         """Accept a request; `RequestDuplicate` or `Overloaded` when it cannot be."""
         if request_id in self._live:
             raise RequestDuplicate(f"a request with the id {request_id} is being worked on")
         if self.waiting >= self._queue_limit + sum(s.free for s in self._slots.values()):
             raise Overloaded(f"the queue is full: {self.waiting} requests wait; try again later")
-        request = Request(request_id, client, deadline_at)
+        request = Request(request_id, client, deadline_at, priority)
         self._live[request_id] = request
-        self._turns.setdefault(client, deque()).append(request)
+        turns = self._turns.setdefault(priority, OrderedDict())
+        turns.setdefault(client, deque()).append(request)
         return request
 
     def dispatch(self) -> list[Request]:
@@ -128,7 +152,9 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many are accepted and not running."""
-        return len(self._resumed) + sum(len(queue) for queue in self._turns.values())
+        return len(self._resumed) + sum(
+            len(queue) for turns in self._turns.values() for queue in turns.values()
+        )
 
     @property
     def running(self) -> int:
@@ -143,19 +169,21 @@ class Scheduler:
         return name if name is not None and self._slots[name].free > 0 else None
 
     def _take_turn(self) -> Request:
-        client, queue = next(iter(self._turns.items()))
-        request = queue.popleft()
-        if queue:
-            self._turns.move_to_end(client)
-        else:
-            del self._turns[client]  # no memory of clients that have nothing here
+        turns = self._turns[max(self._turns)]
+        client, queue = next(iter(turns.items()))
+        request = queue[0]
+        turns.move_to_end(client)
+        self._dequeue(request)
         return request
 
     def _dequeue(self, request: Request) -> None:
         if request in self._resumed:
             self._resumed.remove(request)
             return
-        queue = self._turns[request.client]
+        turns = self._turns[request.priority]
+        queue = turns[request.client]
         queue.remove(request)
         if not queue:
-            del self._turns[request.client]
+            del turns[request.client]  # no memory of clients that have nothing here
+        if not turns:
+            del self._turns[request.priority]

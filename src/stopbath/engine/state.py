@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stopbath.lifecycle import IllegalTransition
 
 if TYPE_CHECKING:
-    from stopbath.executor.base import ReplicaStatus
+    from stopbath.engine.replica import ReplicaView
 
 __all__ = ["ENGINE_TRANSITIONS", "EngineEvent", "EngineState", "EngineStatus", "after"]
 
@@ -19,6 +19,7 @@ class EngineState(enum.Enum):
 
     STARTING = "starting"
     READY = "ready"
+    RECOVERING = "recovering"  # no replica lives, one is being restarted
     DRAINING = "draining"  # finishes what it accepted, accepts nothing new
     DEAD = "dead"  # no replica is left
     STOPPED = "stopped"  # everything accepted has its answer, and nothing comes after it
@@ -30,6 +31,8 @@ class EngineEvent(enum.Enum):
     READY = "ready"
     DRAIN = "drain"
     DIED = "last replica lost"
+    LOST = "last replica lost, to be restarted"
+    RESTORED = "replica restored"
     STOP = "stop"
 
 
@@ -43,6 +46,12 @@ ENGINE_TRANSITIONS: dict[tuple[EngineState, EngineEvent], EngineState] = {
     (_S.READY, _E.DRAIN): _S.DRAINING,
     (_S.READY, _E.DIED): _S.DEAD,
     (_S.READY, _E.STOP): _S.STOPPED,
+    (_S.READY, _E.LOST): _S.RECOVERING,
+    (_S.READY, _E.RESTORED): _S.READY,
+    (_S.RECOVERING, _E.RESTORED): _S.READY,
+    (_S.RECOVERING, _E.DIED): _S.DEAD,
+    (_S.RECOVERING, _E.DRAIN): _S.DRAINING,
+    (_S.RECOVERING, _E.STOP): _S.STOPPED,
     (_S.DRAINING, _E.DRAIN): _S.DRAINING,
     (_S.DRAINING, _E.DIED): _S.DRAINING,  # it leaves anyway; the cause is latched beside it
     (_S.DRAINING, _E.STOP): _S.STOPPED,
@@ -67,7 +76,7 @@ class EngineStatus:
     """The engine as `/v1/status` shows it."""
 
     state: EngineState
-    cause: str | None  # the first fault, whether or not something survived it
+    cause: str | None  # the first fault that is not mended
     waiting: int
     running: int
-    replicas: tuple[ReplicaStatus, ...]
+    replicas: tuple[ReplicaView, ...]

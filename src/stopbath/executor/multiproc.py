@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from stopbath.executor.base import CallHandle, ReplicaStatus
     from stopbath.lifecycle import Cause, ShutdownReport, Supervisor
 
-__all__ = ["MultiprocExecutor"]
+__all__ = ["TARGET", "MultiprocExecutor"]
 
 _log = logging.getLogger("stopbath.executor")
 

@@ -15,7 +15,7 @@ from stopbath.server.answers import error_body, json_response
 
 if TYPE_CHECKING:
     from stopbath.engine.engine import Engine
-    from stopbath.executor.base import ReplicaStatus
+    from stopbath.engine.replica import ReplicaView
 
 __all__ = ["HEALTH_PATHS", "Processes", "health_routes"]
 
@@ -74,13 +74,13 @@ def _readiness(engine: Engine) -> Response:
     return json_response(answer, 503, {} if wait is None else {"retry-after": str(wait)})
 
 
-def _replica(replica: ReplicaStatus) -> dict[str, Any]:
+def _replica(replica: ReplicaView) -> dict[str, Any]:
     return {
         "name": replica.name,
         "role": "monolithic",
-        "state": replica.state.value,
-        "restarts": 0,
-        "cause": None if replica.cause is None else str(replica.cause),
+        "state": replica.state,
+        "restarts": replica.restarts,
+        "cause": replica.cause,
         "ranks": [
             {
                 "name": rank.name,
@@ -89,6 +89,6 @@ def _replica(replica: ReplicaStatus) -> dict[str, Any]:
                 "state": rank.state.value,
                 "last_progress_s": rank.last_progress_s,
             }
-            for rank in replica.ranks
+            for rank in replica.now.ranks
         ],
     }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from stopbath.engine.engine import Engine
+from stopbath.engine.fleet import NotAllReady
 from stopbath.lifecycle import Action, Deadline, StartupError
 from stopbath.server.app import create_app
 from stopbath.server.exits import Ending
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from stopbath.config import ServeConfig
-    from stopbath.executor.base import Executor
+    from stopbath.engine.fleet import Fleet
     from stopbath.lifecycle import ShutdownReport
     from stopbath.messages import ModelInfo
     from stopbath.server.context import ServerContext
@@ -35,11 +34,9 @@ MARGIN_S = 1.0
 _FLUSH_S = 0.3  # for answers that are made to reach clients, when there is no drain to finish in
 _LAST_WORDS_S = 5.0  # for a failed start to say why, once a rank is known to be lost
 
-T = TypeVar("T")
-
 
 class Life:
-    """One server over one replica, from the first connection to the account of its stop."""
+    """One server over its replicas, from the first connection to the account of its stop."""
 
     def __init__(
         self,
@@ -47,18 +44,23 @@ class Life:
         config: ServeConfig,
         *,
         listener: socket.socket,
-        executor: Executor,
+        fleet: Fleet,
         stops: Stops,
         say: Callable[[str], None],
     ) -> None:
-        self._ctx, self._config, self._executor = ctx, config, executor
+        self._ctx, self._config, self._fleet = ctx, config, fleet
         self._stops, self._say = stops, say
         self._url = url_of(listener)
-        self._engine = Engine([executor], queue_limit=config.queue_limit, capacity=config.capacity)
+        self._engine = Engine(
+            fleet.executors,
+            queue_limit=config.queue_limit,
+            capacity=config.capacity,
+            retry_on_death=config.retry_on_death,
+        )
+        fleet.serve(self._engine)
         processes = Processes(ctx.guardian_pid, ctx.keeper_pid)
         self._http = HttpServer(create_app(self._engine, config, processes), listener)
         self._graces_s = config.terminate_s + config.kill_s
-        self._was_started = False  # there are ranks to stop
         self._was_ready = False
 
     async def run(self) -> set[Ending]:
@@ -76,7 +78,7 @@ class Life:
         """Start and serve, until there is a reason to end."""
         asked = asyncio.create_task(self._stops.asked(), name="asked")
         dead = asyncio.create_task(self._engine.dead(), name="dead")
-        starting = self._start()
+        starting = self._fleet.start()
         ends: list[asyncio.Future[Any]] = [http, asked]
         try:
             await asyncio.wait([*ends, starting, dead], return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +88,7 @@ class Life:
                 problem = self._started(starting)
                 if problem is not None:
                     return {problem}
-                if self._config.on_engine_death == "exit":
+                if self._config.on_engine_death != "hold":
                     ends.append(dead)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             return {Ending.ERROR} if http.done() else ({Ending.ASKED} if asked.done() else set())
@@ -94,25 +96,13 @@ class Life:
             asked.cancel()
             dead.cancel()
 
-    def _start(self) -> asyncio.Future[ModelInfo]:
-        try:
-            # On this thread, though it is quick: so no stop can come before it, and miss it.
-            self._executor.start()
-        except Exception as error:  # noqa: BLE001  (told by whoever reads the future)
-            failed: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            return failed
-        self._was_started = True
-        # The group bounds it: a budget for each phase, extended by progress, under a hard cap.
-        return _in_thread(lambda: self._executor.wait_ready(Deadline.never()), "start")
-
     def _started(self, starting: asyncio.Future[ModelInfo]) -> Ending | None:
         if not starting.done():
             self._say(f"start-up failed: {self._engine.cause}")
             return Ending.START_FAILED
         try:
             model = starting.result()
-        except StartupError as error:
+        except (StartupError, NotAllReady) as error:
             self._say(f"start-up failed: {error}")
             return Ending.START_FAILED
         except Exception:  # noqa: BLE001  (whatever it is, the ranks must be stopped)
@@ -127,6 +117,7 @@ class Life:
     async def _end(self, http: asyncio.Task[None]) -> set[Ending]:
         """Answer everybody, close the port, stop the ranks, account for it; all bounded."""
         by = self._by()
+        self._fleet.cease()
         first = Action.SIGTERM
         written_by = Deadline.after(_FLUSH_S)
         if self._stops.stage is Action.DRAIN and self._was_ready:
@@ -136,18 +127,13 @@ class Life:
                 first, written_by = Action.DRAIN, drained_by
         self._engine.stop("the server is stopping")
         self._http.stop(written_by)
-        report = None
-        if self._was_started:
-            report = await self._stop_ranks(first, by.sooner(self._by()))
+        reports, endings = await self._stop_ranks(first, by.sooner(self._by()))
         await self._stop_http(http, written_by)
-        self._account(report)
-        endings: set[Ending] = set()
+        self._account(reports)
         if not http.done() or http.exception() is not None:
             self._say(f"the HTTP server did not end well: {http!r}")
             endings.add(Ending.ERROR)
-        if report is None and self._was_started:
-            endings.add(Ending.ERROR)
-        elif report is not None and report.survivors:
+        if any(report.survivors for report in reports):
             endings.add(Ending.SURVIVORS)
         return endings
 
@@ -164,30 +150,37 @@ class Life:
         whole = self._config.drain_s + self._graces_s
         return Deadline.after(min(whole, self._stops.by.left_s() - MARGIN_S))
 
-    async def _stop_ranks(self, first: Action, by: Deadline) -> ShutdownReport | None:
-        """Stop them, harder as soon as that is asked; None when the executor does not return."""
-        stopping = _in_thread(lambda: self._executor.shutdown(by, first=first), "stop")
-        await _first(
-            asyncio.wait({stopping}, timeout=by.left_s() + MARGIN_S / 2), self._stops.now()
-        )
-        if not stopping.done():
+    async def _stop_ranks(
+        self, first: Action, by: Deadline
+    ) -> tuple[list[ShutdownReport], set[Ending]]:
+        """Stop them, harder as soon as that is asked; what does not come back is an error."""
+        stopping = self._fleet.shut_down(by, first=first)
+        if not stopping:
+            return [], set()
+        await _first(asyncio.wait(stopping, timeout=by.left_s() + MARGIN_S / 2), self._stops.now())
+        if not all(each.done() for each in stopping):
             now_by = by.sooner(self._by())
             # A second caller joins the stop in progress, and shortens it.
-            _in_thread(lambda: self._executor.shutdown(now_by, first=Action.SIGTERM), "stop now")
-            await asyncio.wait({stopping}, timeout=now_by.left_s() + MARGIN_S / 2)
-        if not stopping.done():
-            self._say("the ranks' executor did not come back from its stop")
-            return None
-        try:
-            return stopping.result()
-        except Exception:  # noqa: BLE001  (the account is still owed)
-            self._say(f"stopping the ranks failed\n{traceback.format_exc()}")
-            return None
+            self._fleet.shut_down(now_by, first=Action.SIGTERM)
+            await asyncio.wait(stopping, timeout=now_by.left_s() + MARGIN_S / 2)
+        reports: list[ShutdownReport] = []
+        endings: set[Ending] = set()
+        for each in stopping:
+            try:
+                reports.append(each.result())
+            except asyncio.InvalidStateError:
+                self._say("the ranks' executor did not come back from its stop")
+                endings.add(Ending.ERROR)
+            except Exception:  # noqa: BLE001  (the account is still owed)
+                self._say(f"stopping the ranks failed\n{traceback.format_exc()}")
+                endings.add(Ending.ERROR)
+        return reports, endings
 
-    def _account(self, report: ShutdownReport | None) -> None:
+    def _account(self, reports: list[ShutdownReport]) -> None:
         self._ctx.send_report(
             {
-                "groups": [] if report is None else [report.to_dict()],
+                "groups": [report.to_dict() for report in reports],
+                "retired": [report.to_dict() for report in self._fleet.retired],
                 "cause": self._engine.cause,
                 "unfinished_requests": self._engine.unfinished,
             }
@@ -203,31 +196,3 @@ async def _first(*works: Awaitable[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run what blocks on a daemon thread: unlike a pool's, it cannot keep the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
-            future.exception()  # counts as read: nobody may be waiting for it any more
-
-    def run() -> None:
-        value: T | None = None
-        failure: BaseException | None = None
-        try:
-            value = work()
-        except BaseException as error:  # noqa: BLE001  (handed on, whatever it is)
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(settle, value, failure)
-
-    threading.Thread(target=run, name=f"stopbath-{name}", daemon=True).start()
-    return future

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from stopbath.config import ServeConfig
+from stopbath.engine.fleet import Fleet
 from stopbath.errors import UsageError
 from stopbath.server.exits import Ending, exit_code
 from stopbath.server.life import MARGIN_S, Life
@@ -22,22 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stopbath.executor.base import Executor
+    from stopbath.lifecycle import Supervisor
     from stopbath.server.context import ServerContext
 
     Build = Callable[[ServerContext, ServeConfig], Executor]
 
-__all__ = ["main", "run"]
+__all__ = ["main", "multiproc", "run"]
 
 _LAST_LINES_S = 0.5
 
 
 def main(ctx: ServerContext, config_builtins: dict[str, Any]) -> NoReturn:
     """Serve until the end, then leave with the code that says what the end was."""
-    raise SystemExit(run(ctx, config_builtins, _multiproc))
+    raise SystemExit(run(ctx, config_builtins, multiproc()))
 
 
 def run(ctx: ServerContext, config_builtins: dict[str, Any], build: Build) -> int:
-    """Serve with the executor that `build` makes; give the exit code."""
+    """Serve with the executors that `build` makes; give the exit code.
+
+    It is called once for each replica, and again for each restart, with `replica` in its config.
+    """
     lines = StderrLines()
     configure(lines)
 
@@ -68,16 +72,11 @@ def _run(
         return {Ending.START_FAILED}
     with listener:
         try:
-            executor = build(ctx, config)
+            fleet = Fleet(lambda one: build(ctx, one), config, say)
         except Exception:  # noqa: BLE001  (nothing runs yet; all that is owed is the reason)
             say(f"start-up failed\n{traceback.format_exc()}")
             return {Ending.START_FAILED}
-
-        def kill() -> None:
-            with suppress(Exception):  # not started, or ended: there is nothing to kill
-                executor.kill()
-
-        stops = Stops(kill)
+        stops = Stops(fleet.kill)
         stops.take_signals(config.terminate_s + config.kill_s)
         ctx.announce_stop_within(config.drain_s + config.terminate_s + config.kill_s + MARGIN_S)
         ctx.on_stop(stops.hear)
@@ -85,17 +84,29 @@ def _run(
         # milliseconds, and with it the notice of a rank's death; leaving is 0.1 s faster, too.
         gc.freeze()
         try:
-            life = Life(ctx, config, listener=listener, executor=executor, stops=stops, say=say)
+            life = Life(ctx, config, listener=listener, fleet=fleet, stops=stops, say=say)
             return asyncio.run(life.run())
         except Exception:  # noqa: BLE001  (a bug of ours must not leave the ranks running)
             say(f"unexpected error\n{traceback.format_exc()}")
-            kill()
+            fleet.kill()
             return {Ending.ERROR}
 
 
-def _multiproc(ctx: ServerContext, config: ServeConfig) -> Executor:
-    from stopbath.executor.multiproc import MultiprocExecutor
+def multiproc(target: str | None = None) -> Build:
+    """Give what makes the executors of a server, which share one supervisor.
 
-    supervisor = ctx.supervisor()
-    supervisor.start_thread()
-    return MultiprocExecutor(config, name="replica0", supervisor=supervisor)
+    `target` is what a rank runs, "module:function"; by default a rank with its model.
+    """
+    shared: list[Supervisor] = []
+
+    def build(ctx: ServerContext, config: ServeConfig) -> Executor:
+        from stopbath.executor.multiproc import TARGET, MultiprocExecutor
+
+        if not shared:
+            supervisor = ctx.supervisor()
+            supervisor.start_thread()
+            shared.append(supervisor)
+        name = f"replica{config.replica}"
+        return MultiprocExecutor(config, name, supervisor=shared[0], target=target or TARGET)
+
+    return build

@@ -70,8 +70,8 @@ async def _generate(request: Request, engine: Engine, config: ServeConfig) -> Re
     raw = await read_json_body(request, config.max_body_bytes)
     body = parse_body(raw)
     generation = read_request(body, request.scope["request_id"], engine.check_accepting(), config)
-    work = engine.generate(generation, client=_client(request, body.user), deadline=deadline)
-    result = await while_connected(request.receive, work)
+    job = engine.submit(generation, client=_client(request, body.user), deadline=deadline)
+    result = await while_connected(request.receive, engine.result(job))
     return PicturesResponse(generation, result, write_s=config.request_s)
 
 
