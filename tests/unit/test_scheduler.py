@@ -96,6 +96,44 @@ def test_a_preempted_request_goes_first() -> None:
     assert queue.dispatch() == [first]
 
 
+def test_a_higher_priority_goes_first_and_clients_take_turns_within_it() -> None:
+    queue = scheduler(a=1)
+    for number, (client, priority) in enumerate(
+        [("x", 0), ("x", 5), ("x", 5), ("y", 5), ("y", -3), ("z", 0)]
+    ):
+        queue.submit(f"{client}{number}", client, 99.0, priority)
+    order = []
+    while started := queue.dispatch():
+        order.append(started[0].id)
+        queue.end(started[0], RequestEvent.FINISH)
+        queue.release(started[0])
+    assert order == ["x1", "y3", "x2", "x0", "z5", "y4"]
+
+
+def test_a_retried_request_goes_back_before_the_queue() -> None:
+    """Its replica is gone; with another one it runs there, with none it waits if it may."""
+    queue = scheduler(a=1, b=1)
+    first, second, _ = (queue.submit(name, "c", 99.0) for name in "123")
+    queue.dispatch()
+    assert queue.lose_replica("a", retry={first}) == []
+    assert first.state is RequestState.PREEMPTED
+    queue.end(second, RequestEvent.FINISH)
+    queue.release(second)
+    assert queue.dispatch() == [first]
+    assert queue.lose_replica("b", retry={first}, keep_queue=True) == []
+    assert (queue.waiting, queue.running) == (2, 0)
+    assert {request.id for request in queue.give_up()} == {"1", "3"}
+    assert (queue.waiting, queue.running) == (0, 0)
+
+
+def test_without_anywhere_to_go_a_retry_is_an_end() -> None:
+    queue = scheduler(a=1)
+    first = queue.submit("1", "c", 99.0)
+    queue.dispatch()
+    assert queue.lose_replica("a", retry={first}) == [first]
+    assert first.state is RequestState.ERROR
+
+
 class SchedulerModel(RuleBasedStateMachine):
     """No request lost, none answered twice, no capacity exceeded, whatever comes when."""
 
@@ -110,6 +148,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.calls: dict[Request, str] = {}  # calls that have not ended, with their replica
         self.now = 0.0
         self.replicas_made = 0
+        self.lost_names: set[str] = set()
 
     def pick(self, data: st.DataObject, candidates: list[Request]) -> Request:
         return data.draw(st.sampled_from(candidates))
@@ -124,11 +163,24 @@ class SchedulerModel(RuleBasedStateMachine):
         self.capacity[name] = capacity
         self.queue.add_replica(name, capacity)
 
-    @rule(name=st.integers(0, 9), client=st.sampled_from("xyz"), left=st.floats(0.1, 9))
-    def submit(self, name: int, client: str, left: float) -> None:
+    @precondition(lambda self: self.lost_names)
+    @rule(data=st.data(), capacity=st.integers(1, 3))
+    def restore_replica(self, data: st.DataObject, capacity: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.lost_names)))
+        self.lost_names.discard(name)
+        self.capacity[name] = capacity
+        self.queue.add_replica(name, capacity)
+
+    @rule(
+        name=st.integers(0, 9),
+        client=st.sampled_from("xyz"),
+        left=st.floats(0.1, 9),
+        priority=st.integers(-2, 2),
+    )
+    def submit(self, name: int, client: str, left: float, priority: int) -> None:
         taken = str(name) in {r.id for r in self.living()}
         try:
-            request = self.queue.submit(str(name), client, self.now + left)
+            request = self.queue.submit(str(name), client, self.now + left, priority)
         except RequestDuplicate:
             assert taken
         except Overloaded:
@@ -139,7 +191,13 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @rule()
     def dispatch(self) -> None:
-        for request in self.queue.dispatch():
+        first = [r for r in self.living() if r.state is RequestState.PREEMPTED]
+        rest = [r for r in self.living() if r.state is RequestState.WAITING]
+        started = self.queue.dispatch()
+        assert set(started[: len(first)]) <= set(first), "who had begun goes first"
+        ranks = [r.priority for r in started[len(first) :]]
+        assert ranks == sorted((r.priority for r in rest), reverse=True)[: len(ranks)]
+        for request in started:
             assert request not in self.answered
             assert request not in self.calls, "sent twice"
             self.calls[request] = request.replica or ""
@@ -181,20 +239,30 @@ class SchedulerModel(RuleBasedStateMachine):
         self.answered += expired
 
     @precondition(lambda self: self.capacity)
-    @rule(data=st.data())
-    def lose_replica(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), retries=st.booleans(), keep_queue=st.booleans())
+    def lose_replica(self, data: st.DataObject, *, retries: bool, keep_queue: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.capacity)))
         ran_there = {r for r, where in self.calls.items() if where == name}
-        expected = {r for r in self.living() if r in ran_there}
+        ended = {r for r in self.living() if r in ran_there}
+        retry = {request for request in ended if retries and data.draw(st.booleans())}
+        expected = ended - retry
         del self.capacity[name]
-        if not self.capacity:
-            expected |= {r for r in self.living() if r not in self.calls}
-        lost = self.queue.lose_replica(name)
+        self.lost_names.add(name)
+        if not (self.capacity or keep_queue):
+            expected |= retry | {r for r in self.living() if r not in self.calls}
+        lost = self.queue.lose_replica(name, retry=retry, keep_queue=keep_queue)
         assert set(lost) == expected
         assert len(lost) == len(expected)
         self.answered += lost
         for request in ran_there:
             del self.calls[request]
+
+    @precondition(lambda self: not self.capacity)
+    @rule()
+    def give_up(self) -> None:
+        lost = self.queue.give_up()
+        assert set(lost) == set(self.living())
+        self.answered += lost
 
     @invariant()
     def none_is_lost_or_answered_twice(self) -> None:
