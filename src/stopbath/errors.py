@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from stopbath.usage import UsageError
+
 __all__ = [
     "DeadlinePassed",
     "Draining",
@@ -94,7 +96,3 @@ class RequestInvalid(ValueError):
 
 class RequestDuplicate(Exception):
     """A request with this id is being worked on: two answers for one id would be ambiguous."""
-
-
-class UsageError(Exception):
-    """The command line asks for something that cannot be; one line, exit code 2."""

@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Entry of the console script; leaves with the command's exit code."""
-    from stopbath.errors import UsageError
+    from stopbath.usage import UsageError
 
     try:
         if sys.argv[1:2] == ["run"]:

@@ -5,13 +5,15 @@ Parsed by hand and before any library is imported: the wrapper must cost next to
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from typing import Any
 
 from stopbath.cli.launch import become_guardian
-from stopbath.errors import UsageError
+from stopbath.usage import UsageError
+
+TYPE_CHECKING = False  # `typing` costs the start of `run` 3 ms
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["HELP", "parse", "run"]
 
@@ -97,8 +99,8 @@ def _seconds(option: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
+        value = -1.0
+    if not 0 <= value < float("inf"):
         raise UsageError(f"{option} must be a number of seconds >= 0, not {text}")
     return value
 

@@ -159,17 +159,24 @@ class Finder:
 
     def _clear_up(self) -> None:
         result = nothing_swept()
-        held = held_by(everybody(), _for_a_while())
         names = shared_memory()
-        for it in self._proved.values():
+        proved = set(self._proved)
+        born = [
+            Belonging("shm", path, *ident)
+            for ident, path in sorted(names.items())
+            if ident not in self._old | self._shared and ("shm", *ident) not in proved
+        ]
+        # Who holds what is asked of the whole host, and only when there is something to ask for.
+        left = [it for it in self._proved.values() if os.path.lexists(it.path)]
+        of_shm = born or any(it.kind == "shm" for it in left)
+        held = held_by(everybody() if of_shm else (), _for_a_while())
+        for it in left:
             why = self._why_not(it, held.files, hidden=held.hidden)
             if why is not None:
                 self._settle(it, why, result)
-        for ident in sorted(names.keys() - self._old - held.files - self._shared):
-            it = Belonging("shm", names[ident], *ident)
-            why = self._why_not(it, held.files, hidden=held.hidden)
-            if ("shm", *ident) in self._proved or why is None or why:
-                continue
+        for it in born:
+            if self._why_not(it, held.files, hidden=held.hidden) != "":
+                continue  # gone, or somebody's
             if self._all:
                 self._settle(it, "", result)
             else:

@@ -1,17 +1,17 @@
-"""The guardian: the outermost process of `serve` and `run`.
+"""The guardian: the outermost process of `serve` and `run`, from its start to the keeper's.
 
 All outside signals arrive here and only here. It has the outer deadline (a hung server does not
-hear anybody), writes the report and gives the exit code. It is a supervisor of one process, on
-the main thread of an interpreter that runs nothing else. Run by path with `python -I -S`; what
-it is to do comes as JSON in an anonymous file.
+hear anybody), writes the report and gives the exit code. Run by path with `python -I -S`; what
+it is to do comes in an anonymous file. It imports what the keeper needs, forks it, and imports
+the rest while the keeper makes itself ready.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
-import select
 import signal
 import socket
 import sys
@@ -22,258 +22,23 @@ if __name__ == "__main__":  # run by path, without site: let the package be foun
         os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
     )
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stopbath.lifecycle import _keeper
-from stopbath.lifecycle._account import merge, write_report
 from stopbath.lifecycle._containment import RunCgroup
-from stopbath.lifecycle._core import GroupCore, Policy
-from stopbath.lifecycle._deadline import Deadline
-from stopbath.lifecycle._errors import Exit, say, signal_name
-from stopbath.lifecycle._escalation import Action, Escalation
-from stopbath.lifecycle._evidence import survivor_of
-from stopbath.lifecycle._exitcode import RUN_FAILED, Ending, run_exit_code, serve_exit_code
-from stopbath.lifecycle._isolation import OwnProc, PidNamespace
-from stopbath.lifecycle._process import (
-    ProcessRef,
-    SignalQueue,
-    become_subreaper,
-    children,
-    peek_exit,
-    read_stat,
-    reap,
-    reap_pid,
-)
+from stopbath.lifecycle._errors import say
+from stopbath.lifecycle._process import ProcessRef, SignalQueue, become_subreaper, reap
 from stopbath.lifecycle._registry import Record
-from stopbath.lifecycle._report import render
-from stopbath.lifecycle._spawn import Gone, KeeperClient, Spawned, WorkerExited
-from stopbath.lifecycle._state import GroupState
-from stopbath.lifecycle._supervisor import Supervisor
-from stopbath.lifecycle._sweep import sweep_at_start
-from stopbath.lifecycle._words import forward
 
-if TYPE_CHECKING:
-    from stopbath.lifecycle._member import Member
-    from stopbath.lifecycle._process import Arrival
-    from stopbath.lifecycle._running import Running
-    from stopbath.lifecycle._spawn import Event
+__all__ = ["main"]
 
-__all__ = ["Guardian", "main"]
-
-_STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be ended
+_ONLY_RUN = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 
-class Guardian:
-    """One run: its keeper, its one process, the signals that arrive, the account at the end."""
-
-    def __init__(
-        self,
-        job: dict[str, Any],
-        keeper: KeeperClient,
-        signals: SignalQueue,
-        record: Record,
-        cgroup: RunCgroup,
-    ) -> None:
-        self._record, self._cgroup = record, cgroup
-        self._swept: dict[str, Any] | None = None
-        self._job = job
-        self._keeper = keeper
-        self._queue = signals
-        self._signals: list[int] = []
-        self._asked_by = ""
-        self._foreign: dict[int, dict[str, Any]] = {}  # workers of our worker, by pid
-        self._foreign_strays: list[dict[str, Any]] = []
-        self._sup = Supervisor(keeper)
-        self._sup.on_foreign = self._note
-        self._running: Running | None = None
-        if job["kind"] == "run":
-            from stopbath.lifecycle._running import Running
-
-            self._running = Running(job, keeper, self._sup, record)
-            self._main: Member = self._running.command
-        else:
-            self._main = _server(job)
-        self._core = GroupCore(
-            job["name"],
-            [self._main],
-            escalation=Escalation(*job["graces_s"]),
-            policy=Policy.ONE_FOR_ALL,
-            start_s=math.inf,
-            start_cap_s=math.inf,
-        )
-
-    def run(self) -> int:
-        """Start the process, hand on what arrives, and leave with the run's exit code."""
-        if self._running is not None:
-            self._running.begin(self._core)
-        self._sup.watch_fd(self._queue.fileno(), self._on_signals)
-        self._sup.add(self._core)
-        self._core.when_over(self._sup.leave)
-        self._sup.run()
-        self._hear_of_the_rest(Deadline.after(_LEAVE_S))
-        if not self._keeper.channel.eof:
-            self._clear_up()  # before the keeper does it and forgets
-        self._keeper.close()
-        self._cgroup.kill()  # what a keeper that was killed can no longer do
-        self._end_adopted(Deadline.after(_LEAVE_S))
-        self._clear_up()
-        if self._cgroup.remove() and not children():
-            self._record.remove()
-        return self._account()
-
-    def _clear_up(self) -> None:
-        if self._running is not None and self._swept is None:
-            self._swept = self._running.end()
-
-    # -- signals
-
-    def _on_signals(self) -> None:
-        for arrival in self._queue.read():
-            if arrival.number == signal.SIGCHLD:
-                self._reap_adopted()
-            elif self._running is None or not self._running.hear(arrival):
-                self._on_stop_signal(arrival)
-
-    def _on_stop_signal(self, arrival: Arrival) -> None:
-        """First: drain. Second: stop now. Third: kill now. More: harmless."""
-        self._signals.append(arrival.number)
-        count = len(self._signals)
-        if count == 1:
-            self._asked_by = signal_name(arrival.number)
-            if self._running is not None:
-                self._running.first_signal(arrival)
-        early = arrival.number == signal.SIGQUIT and self._job["kind"] == "serve"
-        stage = min(count - 1 + early, len(_STAGES) - 1)
-        if self._job["kind"] == "serve" and count <= len(_STAGES):
-            words = ("stopping", "stopping now", "killing")[stage]
-            hint = (" (again: stop now)", " (again: kill)", "")[stage]
-            forward(f"stopbath: {signal_name(arrival.number)}: {words}{hint}\n".encode())
-        self._core.stop(_STAGES[stage], math.inf, self._asked_by)
-
-    # -- what is not ours by asking, but ours to account for
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Spawned):
-            pid, start = event.ref.pid, event.ref.start
-            self._foreign[pid] = {"name": event.name, "pid": pid, "start": start, "exit": None}
-        elif isinstance(event, (WorkerExited, Gone)) and event.pid in self._foreign:
-            self._foreign[event.pid]["exit"] = dict(event.exit._asdict())
-        if isinstance(event, Gone):
-            self._foreign_strays += event.strays
-
-    def _reap_adopted(self) -> None:
-        """Reap zombies that came to us: as PID 1, or because the keeper is dead."""
-        keeper = self._keeper.ref
-        awaited = {keeper and keeper.pid, self._main.pid, *self._foreign}
-        for pid in children():
-            stat = read_stat(pid)
-            if pid not in awaited and stat is not None and stat.state == "Z":
-                reap_pid(pid)
-
-    def _end_adopted(self, by: Deadline) -> None:
-        """End whatever came to us because the keeper was killed, in passes, until none is new."""
-        keeper = self._keeper.ref  # not reaped: alive, with what it cannot end, and stays with it
-        kept = set() if keeper is None else {keeper.pid}
-        while (pids := set(children()) - kept) and not by.passed:
-            for pid in pids:
-                try:
-                    ref = ProcessRef.open(pid)
-                except ProcessLookupError:
-                    continue
-                if not ref.dead() and pid not in self._foreign:
-                    self._foreign_strays.append({"pid": pid, "argv": "", "outcome": "killed"})
-                ref.send(signal.SIGKILL)
-                if ref.dead(wait_s=by.left_s()) and pid in self._foreign:
-                    self._foreign[pid]["exit"] = dict((peek_exit(ref) or Exit())._asdict())
-                reap(ref)
-                ref.close()
-
-    def _hear_of_the_rest(self, by: Deadline) -> None:
-        """Wait for the keeper's word on the ranks that a dead server left it to end."""
-        poll = select.poll()
-        poll.register(self._keeper.channel, select.POLLIN)
-        while any(it["exit"] is None for it in self._foreign.values()):
-            if self._keeper.channel.eof or not poll.poll(by.left_s() * 1000):
-                return
-            for event in self._keeper.events():
-                self._note(event)
-
-    def _outlived(self) -> list[dict[str, Any]]:
-        """Name the workers of our worker that nobody has seen end and that are still there."""
-        found = []
-        for it in self._foreign.values():
-            stat = read_stat(it["pid"]) if it["exit"] is None else None
-            if stat is not None and stat.start == it["start"]:
-                survivor = survivor_of(it["pid"], it["name"], Action.SIGKILL.step)
-                found.append(dict(survivor._asdict()))
-        return found
-
-    # -- the account
-
-    def _lost(self) -> bool:
-        if self._running is not None:
-            return self._running.lost
-        end = self._main.exit
-        by_a_signal = end is not None and end.signal is not None
-        return by_a_signal and self._main.ended_by in {None, Action.DRAIN}
-
-    def _account(self) -> int:
-        report = self._core.report
-        assert report is not None, "a group that is over has an account"
-        merged = merge(
-            report.to_dict(),
-            self._main.reports[-1] if self._main.reports else None,
-            list(self._foreign.values()),
-            self._foreign_strays,
-            self._outlived(),
-            run_id=self._job["run_id"],
-            asked_by=self._asked_by,
-        )
-        ending = Ending(
-            exit=self._main.exit or Exit(),
-            asked=bool(self._signals),
-            was_ready=self._core.was_ready,
-            killed_by_us=self._main.ended_by is Action.SIGKILL,
-            survivors=bool(merged["survivors"]) or self._core.state is GroupState.SURVIVED,
-            signals=tuple(self._signals),
-            spawn_errno=self._main.spawn_errno,
-            lost=self._lost(),
-        )
-        serving = self._job["kind"] == "serve"
-        merged["swept"] = {"runs": self._job["swept"], **(self._swept or {})}
-        merged["exit_code"] = code = (serve_exit_code if serving else run_exit_code)(ending)
-        if self._job["report"]:
-            problem = write_report(self._job["report"], merged)
-            if problem:
-                forward(f"stopbath: the report could not be written: {problem}\n".encode())
-        if self._main.spawn_errno:
-            forward(
-                f"stopbath: {self._job['argv'][0]}: {os.strerror(ending.spawn_errno)}\n".encode()
-            )
-        elif serving or not merged["clean"] or merged["strays"]:
-            forward("".join(f"stopbath: {line}\n" for line in render(merged)).encode())
-        return code
-
-
-def _server(job: dict[str, Any]) -> Member:
-    from stopbath.lifecycle._spec import WorkerSpec
-    from stopbath.lifecycle._worker import Worker
-
-    spec = WorkerSpec(
-        job["target"],
-        args=job["args"],
-        name=job["worker"],
-        path=job["path"],
-        keeper_access=True,
-        prefix=False,
-    )
-    return Worker(spec, spec.name, 0)
-
-
-def _fork_keeper(job: dict[str, Any], record: Record, cgroup: RunCgroup) -> KeeperClient:
+def _fork_keeper(
+    job: dict[str, Any], record: Record, cgroup: RunCgroup
+) -> tuple[socket.socket, ProcessRef]:
     """Fork the keeper while this process is still small, single-threaded and owns nothing.
 
     `OSError` when it cannot be PID 1 of a namespace of its own, as it was asked to be.
@@ -282,7 +47,12 @@ def _fork_keeper(job: dict[str, Any], record: Record, cgroup: RunCgroup) -> Keep
     failed, fail = os.pipe()
     me = ProcessRef.open(os.getpid())
     isolated = job.get("isolate") == "pid"
-    with PidNamespace() if isolated else contextlib.nullcontext():
+    apart: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if isolated:
+        from stopbath.lifecycle._isolation import PidNamespace
+
+        apart = PidNamespace()
+    with apart:
         pid = os.fork()
         if pid == 0:  # never leaves this block
             try:
@@ -300,7 +70,7 @@ def _fork_keeper(job: dict[str, Any], record: Record, cgroup: RunCgroup) -> Keep
     if why:
         reap(keeper)
         raise OSError(0, why.decode())
-    return KeeperClient(ours, keeper)
+    return ours, keeper
 
 
 def _be_the_keeper(
@@ -318,6 +88,8 @@ def _be_the_keeper(
     if job["kind"] == "run":
         more["handed_on"] = (0, 1, *job["inherited"])
     if job.get("isolate") == "pid":
+        from stopbath.lifecycle._isolation import OwnProc
+
         try:
             more["number"] = OwnProc().number
         except OSError as error:
@@ -338,9 +110,7 @@ def _dispositions(job: dict[str, Any]) -> list[int]:
     ignored -= {signal.SIGPIPE, signal.SIGXFSZ}  # by this interpreter, not by who started it
     heard = [*_STOPPING, signal.SIGCHLD]
     if job["kind"] == "run":
-        from stopbath.lifecycle._running import HEARD
-
-        heard += HEARD
+        heard += _ONLY_RUN
     if signal.SIGHUP in ignored:
         heard.remove(signal.SIGHUP)
     for number in heard:
@@ -354,12 +124,11 @@ def main(argv: list[str]) -> None:
     """Entry of `python -I -S _guardian.py FD`, the descriptor of the job."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with os.fdopen(int(argv[0]), "rb") as file:
-        job = json.load(file)
+        job = _read_job(file.read())
     heard = _dispositions(job)
     job["inherited"] = _inherited()
     become_subreaper()
     record = Record.create(job["run_id"], job["kind"], job["name"], job.get("argv", ()))
-    job["swept"] = [str(run) for run in sweep_at_start()]
     cgroup = RunCgroup.create(record)
     try:
         keeper = _fork_keeper(job, record, cgroup)
@@ -367,9 +136,26 @@ def main(argv: list[str]) -> None:
         cgroup.remove()
         record.remove()
         say(f"--isolate pid is not possible here: {error.strerror}; it needs CAP_SYS_ADMIN")
-        os._exit(RUN_FAILED)
-    guardian = Guardian(job, keeper, SignalQueue(heard), record, cgroup)
+        os._exit(125)
+    # From here on beside the keeper, which makes itself ready.
+    from stopbath.lifecycle._guardian_loop import Guardian
+    from stopbath.lifecycle._spawn import KeeperClient
+    from stopbath.lifecycle._sweep import sweep_at_start
+
+    job["swept"] = [str(run) for run in sweep_at_start()]
+    client = KeeperClient(*keeper)
+    guardian = Guardian(job, client, SignalQueue(heard), record, cgroup)
     os._exit(guardian.run())
+
+
+def _read_job(data: bytes) -> dict[str, Any]:
+    """Read what the command line wrote, or the same as JSON.
+
+    Importing `json` would cost the command line 4 ms; here the control sockets need it anyway.
+    """
+    read: Any = json.loads if data.startswith(b'{"') else marshal.loads
+    job: dict[str, Any] = read(data)
+    return job
 
 
 def _inherited() -> list[int]:

@@ -471,6 +471,8 @@ def run(
     me = ProcessRef.open(os.getpid())
     record.note_process("keeper", "keeper", number(me), me.start)
     me.close()
+    if handed_on:  # a command is going to be asked for
+        cgroup.wait_inside()
     keeper = Keeper(sock, parent, wake_in, record, cgroup, number=number, handed_on=handed_on)
     try:
         keeper.loop()

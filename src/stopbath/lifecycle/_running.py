@@ -21,16 +21,13 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._spawn import KeeperClient
     from stopbath.lifecycle._supervisor import Supervisor
 
-__all__ = ["HEARD", "Running", "let_go"]
+__all__ = ["Running"]
 
 _PROVE_S = 0.02  # what the first signal waits for a look at what the tree owns
 _CLEAR_UP_S = 3.0
 _LAST_WORDS_S = 2.0  # for a slow reader of our stderr, at the end
 _MOST_LINES = 8
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
-
-HEARD = (*_PASSED_ON, signal.SIGTSTP, signal.SIGCONT)
-"""What `run` hears besides the signals that stop it."""
 
 
 class Running:
@@ -46,7 +43,7 @@ class Running:
             from stopbath.lifecycle._terminal import Terminal
 
             self._terminal = Terminal()
-        let_go(job["inherited"])
+        _let_go(job["inherited"])
         self._tee = None
         if job["capture"]:
             from stopbath.lifecycle._tee import Tee
@@ -191,7 +188,7 @@ class Running:
         return swept
 
 
-def let_go(inherited: list[int]) -> None:
+def _let_go(inherited: list[int]) -> None:
     """Close what is the command's alone.
 
     Whoever reads its stdout or writes to its stdin must see the end when the command closes

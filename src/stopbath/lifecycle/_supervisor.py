@@ -17,7 +17,6 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +155,7 @@ class Supervisor:
         try:
             due = action(*args)
         except Exception:
-            forward(traceback.format_exc().encode())
+            forward(_traceback().encode())
             return time.monotonic() + 1.0  # look again, without spinning
         return math.inf if due is None else due
 
@@ -342,8 +341,14 @@ class Supervisor:
             group.gone(member, event.strays)
 
 
+def _traceback() -> str:
+    import traceback  # 3 ms and 0.5 MB that a guardian as a rule has no use for
+
+    return traceback.format_exc()
+
+
 def _call(callback: Callable[[Any], None], value: Any) -> None:
     try:
         callback(value)
     except BaseException:  # sys.exit() included: the user's to see, and nobody's to die of
-        traceback.print_exc()
+        forward(_traceback().encode())
