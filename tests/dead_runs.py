@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Started", "kill_at_once", "stopbath"]
 
-# Prints the pids of: itself, a child, one in a session of its own, and one that forked twice
-# and wiped its environment.
+# Prints the pids of: itself, a child, one in a session of its own, and two whose parents are
+# gone, the first with the environment it was born with, the second without any.
 FAMILY = """
 import os, subprocess, sys, time
 sleep = ["sleep", "300"]
 plain = subprocess.Popen(sleep)
 session = subprocess.Popen(sleep, start_new_session=True)
 script = '''
-import subprocess
-how = {"start_new_session": True, "env": {}, "stdout": subprocess.DEVNULL}
-print(subprocess.Popen(["sleep", "300"], **how).pid)
+import subprocess, sys
+how = {"start_new_session": True, "stdout": subprocess.DEVNULL}
+print(subprocess.Popen(["sleep", "300"], **how, **eval(sys.argv[1])).pid)
 '''
-twice = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True).stdout
-print(os.getpid(), plain.pid, session.pid, twice.strip(), flush=True)
+def twice(how):
+    argv = [sys.executable, "-c", script, how]
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True).stdout.strip()
+print(os.getpid(), plain.pid, session.pid, twice("{}"), twice("{'env': {}}"), flush=True)
 time.sleep(300)
 """
 

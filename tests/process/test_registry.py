@@ -31,6 +31,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_a_living_run_is_recorded_with_who_belongs_to_it(place: Place) -> None:
     started = place.start("import os; print(os.getpid(), flush=True); import time; time.sleep(99)")
     try:
+        # The command may print before the keeper, which has just started it, writes.
+        wait_until(lambda: len(registered()[0][0].processes) == 3, Deadline.after(5))
         (run,), _ = registered()
         assert (run.kind, run.name, run.live) == ("run", "dead", True)
         assert run.argv[0] == sys.executable

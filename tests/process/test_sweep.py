@@ -16,11 +16,11 @@ import pytest
 from dead_runs import Place, kill_at_once, stopbath
 from observing import FREEZER, alive, frozen, wait_until
 from stopbath.lifecycle import Deadline, ProcessRef, WorkerGroup, WorkerSpec
-from stopbath.lifecycle._leftovers import leftovers
+from stopbath.lifecycle._leftovers import Left, leftovers
 from stopbath.lifecycle._process import read_stat
 from stopbath.lifecycle._registry import Record
 from stopbath.lifecycle._runs import Claim, registered
-from stopbath.lifecycle._sweep import sweep
+from stopbath.lifecycle._sweep import _end, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,13 +68,13 @@ def without_us(record: Record) -> None:
 def test_the_next_start_ends_what_a_dead_run_left(place: Place) -> None:
     """Children, other sessions, double forks without an environment, the cgroup, the record."""
     left = place.dead_run()
-    assert len(left.pids) == 4
+    assert len(left.pids) == 5
     assert all(alive(pid) for pid in left.pids)
     done = stopbath(place, "run", "--", "true")
     assert not any(alive(pid) for pid in left.pids)
     assert place.records() == []
     assert done.stderr.count("swept the dead run dead") == 1
-    assert "4 processes ended" in done.stderr
+    assert "5 processes ended" in done.stderr
     assert stopbath(place, "run", "--", "true").stderr == ""
 
 
@@ -134,6 +134,10 @@ def test_a_pid_that_changed_hands_is_never_touched(
     assert stat is not None
     record_of("aaaa", ("worker", stranger.pid, stat.start - 1))
     assert leftovers(registered()[0][0]).processes == ()
+    # Nor when the number changes hands between the look and the signal.
+    found = (Left("sleep", "made up", stranger.pid, stat.start - 1),)
+    _end(found, {}, Deadline.after(0), Deadline.after(0.1))
+    assert stranger.poll() is None
     swept = sweep(claimed(), terminate_s=0.1, kill_s=0.1)
     assert (swept.ended, swept.over) == ((), True)
     assert stranger.poll() is None
@@ -207,7 +211,8 @@ def test_a_sweep_from_inside_a_dead_run_ends_nothing_of_it(place: Place) -> None
     os.mkfifo(go)
     script = (
         "import os, subprocess, sys\n"
-        "print(os.getpid(), flush=True)\n"
+        "sibling = subprocess.Popen(['sleep', '300'])\n"
+        "print(os.getpid(), sibling.pid, flush=True)\n"
         f"open({str(go)!r}).read()\n"
         "done = subprocess.run([sys.executable, '-m', 'stopbath', 'sweep', '--yes'],"
         " stdin=subprocess.DEVNULL, capture_output=True, text=True)\n"
@@ -219,9 +224,9 @@ def test_a_sweep_from_inside_a_dead_run_ends_nothing_of_it(place: Place) -> None
     go.write_text("go")
     wait_until(marker.exists, Deadline.after(20))
     assert "this sweep runs below it" in marker.read_text()
-    assert alive(left.pids[0])
+    assert all(alive(pid) for pid in left.pids)
     stopbath(place, "sweep", "--yes")
-    assert not alive(left.pids[0])
+    assert not any(alive(pid) for pid in left.pids)
 
 
 @pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="no freezer v1 to hold a process in")
