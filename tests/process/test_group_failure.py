@@ -169,6 +169,19 @@ def test_strays_of_a_worker_that_ends_in_order_go_with_it(
     assert {stray["pid"] for stray in report.strays} >= {info["stray"] for info in infos}
 
 
+def test_what_a_living_worker_has_started_is_its_own(group_of: Callable[..., WorkerGroup]) -> None:
+    """Also what left its session: the end of a peer and its strays must not touch it (F31)."""
+    group = group_of("leaves_strays", "leaves_strays", policy=Policy.INDEPENDENT)
+    dead, living = (worker.info for worker in group.workers)
+    os.kill(dead["pid"], signal.SIGKILL)
+    wait_until(lambda: group.workers[0].state is WorkerState.GONE, Deadline.after(5))
+    assert not alive(dead["stray"])
+    assert alive(living["stray"])
+    assert alive(living["helper"])
+    group.shutdown()
+    assert not alive(living["stray"])
+
+
 def test_a_fork_storm_is_ended(group_of: Callable[..., WorkerGroup]) -> None:
     """Descendants that hop sessions faster than a snapshot can follow."""
     group = group_of("forks_without_end", "obedient")

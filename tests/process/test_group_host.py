@@ -27,6 +27,7 @@ group = WorkerGroup("g", [
     WorkerSpec("misbehaving:obedient"),
     WorkerSpec("misbehaving:deaf"),
     WorkerSpec("misbehaving:leaves_strays", kwargs={"deaf": True}),
+    WorkerSpec("misbehaving:in_a_c_call"),
 ], escalation=Escalation(0.2, 0.2, 1))
 group.start()
 group.wait_ready(Deadline.after(20))
@@ -39,7 +40,7 @@ def started(host: subprocess.Popen[str]) -> list[int]:
     """Wait for the program's group; give the pids of its workers and their strays."""
     assert host.stdout is not None
     pids = [int(word) for word in host.stdout.readline().split()]
-    assert len(pids) == 5
+    assert len(pids) == 6
     assert all(alive(pid) for pid in pids)
     return pids
 
@@ -178,7 +179,8 @@ tell(*[w.outcome for w in report.workers], *[w.exit for w in report.workers])
     assert host.stdout is not None
     assert host.stdout.readline() == "7\n"
     assert host.communicate()[0] == (
-        "drained killed killed exit code 0 killed by SIGKILL killed by SIGKILL\n"
+        "drained killed killed killed"
+        " exit code 0 killed by SIGKILL killed by SIGKILL killed by SIGKILL\n"
     )
 
 

@@ -105,6 +105,26 @@ def test_its_repr_states_the_steps() -> None:
     assert repr(Escalation(1, 2, 3)) == "<Escalation drain 1 s, SIGTERM 2 s, SIGKILL 3 s>"
 
 
+def test_shortening_a_shortened_stop_delays_no_step() -> None:
+    """Shrinking in proportion again and again would push SIGTERM back."""
+    stop = Stop(
+        Escalation(10, 2, 2),
+        first=Action.DRAIN,
+        now=0.0,
+        deadline=math.inf,
+        asked_by="a test",
+        kill_extra_s=0,
+    )
+    assert stop.due(0.0) is Action.DRAIN
+    stop.shorten(Action.DRAIN, 10.0, 4.0)
+    before = dict(stop._schedule.begins)
+    assert before[Action.SIGTERM] == pytest.approx(7)
+    stop.shorten(Action.DRAIN, 9.999, 6.0)
+    after = dict(stop._schedule.begins)
+    assert after[Action.SIGTERM] <= before[Action.SIGTERM]
+    assert after[Action.SIGKILL] <= before[Action.SIGKILL]
+
+
 @pytest.mark.parametrize("when", ["before the first step", "during the drain"])
 def test_an_announced_budget_stretches_the_drain_and_nothing_else(when: str) -> None:
     stop = Stop(
@@ -161,6 +181,11 @@ class StopMachine(RuleBasedStateMachine):
     def the_next_change_comes(self, seconds: float) -> None:
         self.now = max(self.now, self.stop.next_change(self.now)) + seconds
         self.look()
+
+    @rule(fraction=st.floats(0.9, 1))
+    def somebody_joins_with_a_little_less_time(self, fraction: float) -> None:
+        left = self.stop._schedule.over_at - self.now
+        self.somebody_joins(Action.DRAIN, max(0.0, left) * fraction)
 
     @rule(first=actions, length=lengths)
     def somebody_joins(self, first: Action, length: float) -> None:
