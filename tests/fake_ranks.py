@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stopbath.messages import ModelInfo
@@ -105,15 +106,28 @@ def meet(rank: int) -> Any:
     return wait_in_a_collective
 
 
+def generate(params: Any, watch: CallWatch) -> Any:
+    """Answer a request as its prompt says: "hold" computes until cancelled, "meet" hangs."""
+    if params["prompt"] == "hold":
+        hold(params, watch)
+    if params["prompt"] == "hang":
+        threading.Event().wait()
+    watch.progress(1, 1)
+    return {"id": params["id"], "images_b64": [b"aW1hZ2U="] * params["n"], "seconds": 0.0}
+
+
 def main(
     ctx: WorkerContext, config: dict[str, Any], rank: int, world_size: int, rendezvous: str
 ) -> None:
     """Answer calls with methods that misbehave in known ways."""
     if config["model"] == "raises" and rank == world_size - 1:
         raise RuntimeError("no such weights")
+    if config["model"].startswith("/") and Path(config["model"]).exists():
+        raise RuntimeError("the weights are gone")
     assert (rendezvous != "") == (world_size > 1)
     sock = socket.socket(fileno=ctx.fds["data"])
     methods = {
+        "generate": generate,
         "rank": lambda params, _watch: [rank, params],
         "hold": hold,
         "brood": brood,
@@ -128,6 +142,8 @@ def main(
     stacks.on_signal()
     loop = RankLoop(sock, methods, first=rank == 0, step_budget_s=config["step_budget_s"])
     ctx.on_stop(lambda _notice: loop.stop())
+    if config["model"] == "slow":
+        time.sleep(0.5)  # the loading
     ctx.ready(info=_infos())
     loop.serve()
     if not ctx.stopping.is_set() and config["model"] == "lingers":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fleet", "NotAllReady"]
 
-_KEPT: Final = 16  # accounts of incarnations that were replaced
+_KEPT: Final = 8  # accounts of incarnations that were replaced
 
 
 class NotAllReady(Exception):

@@ -28,12 +28,15 @@ def merge(
     `inner` is what the server handed over before it left: `groups`, `cause` and
     `unfinished_requests`. Without it (the server was killed) the ranks are accounted for by
     `foreign`, what the keeper told of them; `outlived` are those of them that nothing could end.
+    `retired` are groups that ended before and were replaced: told, and no fault of this stop.
     """
     groups = inner["groups"] if inner else []
+    retired = inner.get("retired", []) if inner else []
     workers = list(outer["workers"])
     for group in groups:
         workers += group["workers"]
     known = {worker["pid"] for worker in workers}
+    known |= {worker["pid"] for group in retired for worker in group["workers"]}
     untold = [it for it in foreign if it["pid"] not in known]
     workers += [_killed(it, rank) for rank, it in enumerate(untold)]
     cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
@@ -53,6 +56,7 @@ def merge(
         and all(worker["outcome"] in OBEYED for worker in workers),
         "unfinished_requests": inner["unfinished_requests"] if inner else None,
         "workers": workers,
+        "retired": retired,
         "strays": all_strays,
         "survivors": survivors,
         "swept": {},

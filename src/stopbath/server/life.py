@@ -32,6 +32,7 @@ MARGIN_S = 1.0
 """What the server keeps of a stop's budget for the last answers and the report."""
 
 _FLUSH_S = 0.3  # for answers that are made to reach clients, when there is no drain to finish in
+_KEPT_LINES = 8
 _LAST_WORDS_S = 5.0  # for a failed start to say why, once a rank is known to be lost
 
 
@@ -180,11 +181,19 @@ class Life:
         self._ctx.send_report(
             {
                 "groups": [report.to_dict() for report in reports],
-                "retired": [report.to_dict() for report in self._fleet.retired],
+                "retired": [_shortened(report) for report in self._fleet.retired],
                 "cause": self._engine.cause,
                 "unfinished_requests": self._engine.unfinished,
             }
         )
+
+
+def _shortened(report: ShutdownReport) -> dict[str, Any]:
+    """Give a replaced group's account with few last words: many of them must fit one frame."""
+    told = report.to_dict()
+    for worker in told["workers"]:
+        worker["last_stderr"] = worker["last_stderr"][-_KEPT_LINES:]
+    return told
 
 
 async def _first(*works: Awaitable[Any]) -> None:
