@@ -85,6 +85,7 @@ def program(nothing_left: None) -> Iterator[Callable[..., subprocess.Popen[str]]
     It speaks over `stdout` with `tell(...)`, and hears over `stdin`.
     """
     running: list[subprocess.Popen[str]] = []
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
 
     def run(code: str, **options: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -92,7 +93,7 @@ def program(nothing_left: None) -> Iterator[Callable[..., subprocess.Popen[str]]
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": path},
             **options,
         )
         running.append(process)
