@@ -283,3 +283,14 @@ def test_a_keeper_that_is_stopped_cannot_hold_up_a_stop(
         assert {state_of(pid) for pid in pids(group)} <= {"Z", ""}
     finally:
         os.kill(keeper.pid, signal.SIGCONT)
+
+
+def test_a_worker_that_crashes_while_it_drains_makes_the_stop_unclean(
+    group_of: Callable[..., WorkerGroup],
+) -> None:
+    """Asked to finish, it raises: the account says so, though nobody had to be signalled."""
+    group = group_of("crashes_when_asked")
+    report = group.shutdown(Deadline.after(5))
+    assert report.workers[0].outcome == "exited"
+    assert report.cause is None
+    assert not report.clean

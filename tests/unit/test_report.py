@@ -49,6 +49,7 @@ SURVIVOR = Survivor(11, "rank1", "D (disk sleep)", "nfs_wait", "SIGKILL", {"VmRS
         ({"workers": (worker(outcome="terminated"),)}, True),
         ({"workers": (worker(), worker("rank1", "killed"))}, False),
         ({"workers": (worker(outcome="survived"),)}, False),
+        ({"workers": (worker(outcome="exited")._replace(crashed=True),)}, False),
         ({"cause": CAUSE}, False),
         ({"survivors": (SURVIVOR,)}, False),
     ],

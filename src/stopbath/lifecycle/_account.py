@@ -53,6 +53,7 @@ def merge(
         "asked_by": asked_by or outer["asked_by"],
         "clean": cause is None
         and not survivors
+        and all(group["clean"] for group in (outer, *groups))
         and all(worker["outcome"] in OBEYED for worker in workers),
         "unfinished_requests": inner["unfinished_requests"] if inner else None,
         "workers": workers,

@@ -100,6 +100,10 @@ class Command(Member):
         self._keeper.signal_tree(number)
         return None
 
+    def crashed(self) -> bool:
+        """Never to be said of it: how a command ends after a signal is its own business."""
+        return False
+
     def fault_of(self, end: Exit) -> str | None:
         """A command may end; only a signal nobody here sent it is worth a word."""
         return f"was {end}" if end.signal else None

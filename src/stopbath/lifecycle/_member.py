@@ -162,7 +162,12 @@ class Member:
             tuple(StepTaken(action.step, at - began, error) for action, at, error in self.steps),
             None if self.ended_at is None else max(0.0, self.ended_at - began),
             self.words.last(),
+            crashed=self.crashed(),
         )
+
+    def crashed(self) -> bool:
+        """Whether it was asked to finish and ended by an error instead."""
+        return self.ended_by is Action.DRAIN and self.outcome() == "exited"
 
     def survivor(self) -> Survivor:
         """Say what /proc knows of why it is still alive."""

@@ -47,6 +47,7 @@ class WorkerReport(NamedTuple):
     steps: tuple[StepTaken, ...]
     ended_at_s: float | None
     last_stderr: tuple[str, ...]
+    crashed: bool = False  # asked to finish, it ended by an error of its own
 
     def to_dict(self) -> dict[str, Any]:
         """Give JSON-able data in the published schema."""
@@ -96,7 +97,7 @@ class ShutdownReport(NamedTuple):
         return (
             self.cause is None
             and not self.survivors
-            and all(worker.outcome in OBEYED for worker in self.workers)
+            and all(it.outcome in OBEYED and not it.crashed for it in self.workers)
         )
 
     def to_dict(self) -> dict[str, Any]:
