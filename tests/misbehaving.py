@@ -277,10 +277,3 @@ def serves_ranks(ctx: WorkerContext, ranks: int, target: str, graces: tuple[floa
     ctx.send_report({"groups": [report.to_dict()], "cause": None, "unfinished_requests": 0})
     if failed.is_set():
         sys.exit(4)
-
-
-def crashes_when_asked(ctx: WorkerContext) -> None:
-    """End a drain by an error."""
-    ctx.ready()
-    ctx.wait_stop()
-    raise RuntimeError("the queue could not be emptied")
