@@ -79,7 +79,9 @@ BAD_FIELDS = [
     ({"guidance_scale": -0.1}, "guidance_scale"),
     ({"guidance_scale": 1e9}, "guidance_scale"),
     ({"guidance_scale": "high"}, "guidance_scale"),
-    ({"stream": True}, "stream"),
+    ({"priority": 11}, "priority"),
+    ({"priority": -11}, "priority"),
+    ({"priority": 1.5}, "priority"),
     ({"stream": "yes"}, "stream"),
     ({"num_inference_step": 3}, "num_inference_step"),
 ]

@@ -12,6 +12,7 @@ from stopbath.errors import EngineError, RequestAborted, RequestDuplicate, Reque
 from stopbath.server.answers import ClientError, answer_error
 from stopbath.server.envelope import Envelope
 from stopbath.server.health import Processes, health_routes
+from stopbath.server.metrics import Metrics, metrics_routes
 from stopbath.server.routes import client_routes
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def create_app(engine: Engine, config: ServeConfig, processes: Processes | None 
     """Give the ASGI application that serves `engine`."""
     # No pages of documentation: FastAPI's load their scripts from another host.
     app = FastAPI(title="stopbath", docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(client_routes(engine, config))
+    metrics = Metrics(engine)
+    app.include_router(client_routes(engine, config, metrics))
+    app.include_router(metrics_routes(metrics))
     app.include_router(health_routes(engine, processes or Processes(None, None)))
     for kind in _MAPPED:
         app.add_exception_handler(kind, _answer)

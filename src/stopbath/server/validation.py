@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from stopbath.config import ServeConfig
     from stopbath.messages import ModelInfo
 
-__all__ = ["MAX_PROMPT_CHARS", "ImageBody", "parse_body", "read_request"]
+__all__ = ["MAX_PROMPT_CHARS", "ImageBody", "parse_body", "read_priority", "read_request"]
 
 MAX_PROMPT_CHARS = 4000
 _MAX_SEED = 2**63 - 1  # leaves room for seed + picture number in 64 bits
 _MAX_GUIDANCE = 100.0
+_MAX_PRIORITY = 10
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
     "png": "png",
@@ -44,6 +45,7 @@ class ImageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seed: int | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
+    priority: int | None = None
     # OpenAI's parameters that mean nothing here: taken, so that its clients work unchanged.
     quality: Any = None
     style: Any = None
@@ -85,8 +87,6 @@ def read_request(
     Without a seed a random one is chosen, small enough for every JSON reader.
     """
     _check_model(body.model, config)
-    if body.stream:
-        raise _refused("stream", "streaming is not supported; leave `stream` out")
     if body.response_format not in {None, "b64_json"}:
         raise _refused("response_format", "only b64_json is supported: the server keeps no files")
     width, height = _size(body.size, model)
@@ -110,6 +110,11 @@ def read_request(
         output_format=output_format,
         output_compression=_whole("output_compression", body.output_compression, 0, 100, 100),
     )
+
+
+def read_priority(body: ImageBody) -> int:
+    """Check the priority, between -10 and 10; the higher goes first."""
+    return _whole("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY, default=0)
 
 
 def _check_model(name: str | None, config: ServeConfig) -> None:
