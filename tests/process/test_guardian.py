@@ -286,10 +286,12 @@ def test_one_that_is_killed(guard: Callable[..., Run], who: str) -> None:
 
 
 def test_a_guardian_that_is_killed(guard: Callable[..., Run]) -> None:
-    """Only its report is lost."""
+    """The keeper ends everything, and writes the report that the guardian no longer can."""
     run = guard(ranks="leaves_strays")
     run.kill("guardian")
     assert run.ended() == -signal.SIGKILL
+    assert run.report["cause"]["worker"] == "guardian"
+    assert run.outcomes() == dict.fromkeys(("server", "rank0", "rank1"), "killed")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import os
 import stat
 from typing import Any
 
-from stopbath.lifecycle._errors import Exit
-from stopbath.lifecycle._report import OBEYED, WorkerReport
+from stopbath.lifecycle._errors import Cause, Exit
+from stopbath.lifecycle._report import OBEYED, SCHEMA, WorkerReport, cause_dict
 
-__all__ = ["merge", "write_report"]
+__all__ = ["abandoned", "merge", "write_report"]
 
 
 def merge(
@@ -62,6 +62,31 @@ def merge(
         "survivors": survivors,
         "swept": {},
         "devices": [],
+    }
+
+
+def abandoned(run_id: str, ended: list[dict[str, Any]]) -> dict[str, Any]:
+    """Give the keeper's account of a run whose guardian was killed; `ended` is what it reaped."""
+    workers = [
+        WorkerReport(
+            it["name"], rank, it["pid"], "killed", Exit(it["code"], it["signal"]), (), None, ()
+        ).to_dict()
+        for rank, it in enumerate(ended)
+    ]
+    cause = Cause("guardian", None, "running", "was killed", None, ())
+    return {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "groups": [],
+        "cause": cause_dict(cause),
+        "asked_by": "a fault",
+        "clean": False,
+        "workers": workers,
+        "strays": [],
+        "survivors": [],
+        "swept": {},
+        "devices": [],
+        "unfinished_requests": None,
     }
 
 

@@ -96,7 +96,7 @@ def _be_the_keeper(
             os.write(fail, str(error.strerror).encode())
             return
     os.close(fail)
-    _keeper.run(sock, guardian, record, cgroup, **more)
+    _keeper.run(sock, guardian, record, cgroup, report=job["report"], **more)
     os._exit(0)
 
 

@@ -46,13 +46,17 @@ if TYPE_CHECKING:
 __all__ = ["Keeper", "run"]
 
 
+_HISTORY = 256
+
+
 class _Client:
     """Who may ask for workers, and loses them when it ends."""
 
-    __slots__ = ("channel", "ref", "root")
+    __slots__ = ("channel", "ref", "root", "said_bye")
 
     def __init__(self, channel: Channel, ref: ProcessRef | None, *, root: bool) -> None:
         self.channel, self.ref, self.root = channel, ref, root
+        self.said_bye = False  # it leaves of its own will, and gives the account itself
 
 
 class _Child:
@@ -115,12 +119,18 @@ class Keeper:
         self._dead: list[_Child] = []  # reaped; their strays are still ending
         self._strays: dict[int, _Stray] = {}  # by pid
         self._ended: list[Frame] = []  # strays that have ended since the last word about them
+        self.history: list[Frame] = []  # the last children that ended, for a root that cannot tell
         # What a stray gets when it comes to us. A worker's strays end with it; those of somebody
         # else's command get nothing until the guardian says so.
         self._stray_signal: int | None = signal.SIGKILL
         self._wake_fd = wake_fd
         self._poll.register(wake_fd, select.POLLIN)
         self._root = self._admit(Channel(sock), root, root=True)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the root client is gone without a word."""
+        return self._root.channel.eof and not self._root.said_bye
 
     def loop(self) -> None:
         """Serve until the root client is gone and nothing is left."""
@@ -182,6 +192,8 @@ class Keeper:
             self._spawn(client, frame, fds)
         elif frame["op"] == "tree":
             self._signal_tree(int(frame["signal"]))
+        elif frame["op"] == "bye":
+            client.said_bye = True
         elif frame["op"] == "signal":
             for child in self._children.values():
                 if child.client is client and child.id == frame["id"]:
@@ -324,6 +336,7 @@ class Keeper:
         self._cgroup.bury(child.leaf)
         del self._children[child.ref.pid]
         self._dead.append(child)
+        self.history = [*self.history[1 - _HISTORY :], self._facts(child)]
         self._adopt()
         if self._strays:  # those that came to us before we knew of this death were told to nobody
             self._announce_strays()
@@ -449,11 +462,12 @@ def run(
     *,
     number: Callable[[ProcessRef], int] = _own_number,
     handed_on: Sequence[int] = (),
+    report: str | None = None,
 ) -> None:
     """Be the keeper of the process that holds the other end of `sock`, until it is gone.
 
     `number` gives the number by which that process knows another; `handed_on` are descriptors
-    for the first command alone.
+    for the first command alone; `report` is where the account goes if the guardian cannot give it.
 
     Returns when nothing is left. The keeper arms no parent-death signal: it would shoot the one
     that has to clean up. SIGTERM and friends are for the guardian; a service manager that sends
@@ -481,6 +495,10 @@ def run(
         sys.excepthook(*sys.exc_info())
         keeper.dismiss_all()
         keeper.loop()
+    if report is not None and keeper.abandoned:
+        from stopbath.lifecycle._account import abandoned, write_report
+
+        write_report(report, abandoned(record.run_id, keeper.history))
     if cgroup.remove():
         # Here: the keeper of a library has no use for it before its end.
         from stopbath.lifecycle._sweep import remove_recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from stopbath.lifecycle._channel import Channel, Frame
-from stopbath.lifecycle._errors import Exit, KeeperDied
+from stopbath.lifecycle._errors import Exit, KeeperDied, ProtocolError
 from stopbath.lifecycle._process import ProcessRef, dup_high, read_stat, reap
 from stopbath.lifecycle._sweep import sweep_own
 
@@ -205,6 +206,8 @@ class KeeperClient:
 
         Waits for it for at most a second; one that keeps an unkillable process stays with it.
         """
+        with contextlib.suppress(BrokenPipeError, ProtocolError):
+            self.channel.send({"op": "bye"})
         self.channel.close()
         if self.ref is not None:
             if self.ref.dead(wait_s=1.0):
