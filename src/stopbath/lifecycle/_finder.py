@@ -40,6 +40,7 @@ _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _FIRST_S, _LONGEST_S = 0.5, 60.0
 _SHARE = 10  # at most one part in so many of the time is spent looking
 _LEAST_S = 0.02  # between two looks
+_ANOTHERS = "another user's"
 _LOOK_S = 2.0  # a look at a host that is this slow is given up
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -175,11 +176,12 @@ class Finder:
             if why is not None:
                 self._settle(it, why, result)
         for it in born:
-            if self._why_not(it, held.files, hidden=held.hidden) != "":
-                continue  # gone, or somebody's
+            why = self._why_not(it, held.files, hidden=held.hidden)
+            if (it.dev, it.ino) in held.files or why is None:
+                continue  # somebody's, or gone
             if self._all:
-                self._settle(it, "", result)
-            else:
+                self._settle(it, why, result)
+            elif why != _ANOTHERS:
                 result["inferred"].append(dict(it._asdict()))
         self._result = result
 
@@ -203,7 +205,7 @@ class Finder:
         if (about.st_dev, about.st_ino) != (it.dev, it.ino):
             return None
         if about.st_uid != os.geteuid():
-            return "another user's"
+            return _ANOTHERS
         if it.kind == "socket":
             return "somebody listens on it" if answers(it.path) else ""
         if it.kind == "lock":
