@@ -84,6 +84,7 @@ class FakeExecutor:
         self.cause: Cause | None = None
         self.shutdowns: list[Action] = []
         self.kills = 0
+        self.starts = 0
         self.loaded = threading.Event()  # wait_ready returns
         self.start_error: Exception | None = None
         self.stop_blocked = threading.Event()
@@ -93,7 +94,7 @@ class FakeExecutor:
         self._ids = itertools.count(1)
 
     def start(self) -> None:
-        pass
+        self.starts += 1
 
     def wait_ready(self, by: Deadline) -> ModelInfo:
         self.loaded.wait(min(by.left_s(), 30))

@@ -167,15 +167,30 @@ def test_a_builder_that_fails_gives_the_replica_up() -> None:
 @pytest.mark.parametrize("action", [Action.DRAIN, Action.SIGTERM])
 def test_a_stop_while_a_replica_is_being_restarted(action: Action) -> None:
     """The incarnation that starts is stopped like any other, and none follows it."""
-    old, new = loaded(), FakeExecutor()
-    server = Running(old, new, on_engine_death="restart")
+    old, new, never = loaded(), FakeExecutor(), loaded()
+    new.start_error = StartupError(KILLED)  # which is how a start ends that a stop cuts short
+    server = Running(old, new, never, on_engine_death="restart")
     with server.wait_ready() as client:
         old.die()
         until(lambda: status(client)["replicas"][0]["restarts"] == 1)
         server.ctx.stop(action, 10)
         assert server.wait_end() == 4
+    assert (new.starts, never.starts) == (1, 0)
     assert new.shutdowns == [Action.DRAIN if action is Action.DRAIN else Action.SIGTERM]
     assert old.shutdowns == [Action.SIGTERM]
+
+
+def test_a_stop_in_the_pause_before_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the pause, and nothing is started after it."""
+    monkeypatch.setattr(restarts, "_FIRST_S", 20.0)
+    old, never = loaded(), loaded()
+    server = Running(old, never, on_engine_death="restart")
+    with server.wait_ready() as client:
+        old.die()
+        until(lambda: status(client)["state"] == "recovering" and old.shutdowns)
+        server.ctx.stop(Action.DRAIN, 10)
+        assert server.wait_end() == 4
+    assert never.starts == 0
 
 
 def test_the_last_stage_kills_every_replica() -> None:
