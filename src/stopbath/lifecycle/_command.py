@@ -6,6 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from stopbath.lifecycle._errors import KeeperDied
 from stopbath.lifecycle._escalation import Action
 from stopbath.lifecycle._member import Member
 from stopbath.lifecycle._state import WorkerEvent, WorkerState
@@ -97,7 +98,11 @@ class Command(Member):
                 self._keeper.signal_child(self.spawn_id, self.first_signal, group=self.to_group)
             return None
         number = signal.SIGTERM if action is Action.SIGTERM else signal.SIGKILL
-        self._keeper.signal_tree(number)
+        try:
+            self._keeper.signal_tree(number)
+        except KeeperDied:  # by its pidfd at least; the guardian adopts the rest, and ends it
+            if self.ref is not None:
+                self.ref.send(number)
         return None
 
     def crashed(self) -> bool:

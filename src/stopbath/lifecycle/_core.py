@@ -207,6 +207,10 @@ class GroupCore:
                 self._spawn_failed(member, "the keeper died")
             elif member.state is WorkerState.EXITED:
                 self.gone(member, [])
+        if self.state is GroupState.STOPPING and any(m.kept and m.alive for m in self.members):
+            # Only workers die with the keeper; a command's graces would be as many seconds in
+            # which nobody holds what it started.
+            self.stop(Action.SIGKILL, math.inf, "the end of the keeper")
 
     def on_failure(self, callback: Callable[[Cause], None]) -> None:
         """Register a callback; one that comes late is told at once."""
@@ -441,8 +445,11 @@ class GroupCore:
             done()
 
     def when_over(self, done: Callable[[], None]) -> None:
-        """Call `done` once a stop, whoever begins it, is over."""
-        self._over_waiters.append(done)
+        """Call `done` once a stop, whoever begins it, is over; at once when it is already."""
+        if self.over:
+            done()
+        else:
+            self._over_waiters.append(done)
 
     @staticmethod
     def _release(waiters: list[Callable[[], None]]) -> None:

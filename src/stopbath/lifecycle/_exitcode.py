@@ -44,15 +44,17 @@ class Ending(NamedTuple):
     signals: tuple[int, ...]
     spawn_errno: int = 0
     lost: bool = False  # a signal ended it that no step of the stop had sent; `run`: see --watch
+    keeper_lost: bool = False  # the keeper ended before the stop was over
 
 
 def run_exit_code(ending: Ending) -> int:
     """Give the exit code of `run`: the command's own, or a shell's for one that cannot be run.
 
-    128+n when signal n ended it; 125 when survivors remain, when its end is not known, and when
-    it says 0 although a process that it was to keep alive was lost.
+    128+n when signal n ended it; 125 when survivors remain, when its end is not known, when it
+    was killed because the keeper was lost, and when it says 0 although a process that it was to
+    keep alive was lost.
     """
-    if ending.survivors:
+    if ending.survivors or (ending.keeper_lost and ending.killed_by_us):
         return RUN_FAILED
     if ending.spawn_errno:
         return NOT_FOUND if ending.spawn_errno == errno.ENOENT else NOT_EXECUTABLE

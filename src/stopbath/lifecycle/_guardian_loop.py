@@ -59,6 +59,7 @@ class Guardian:
         cgroup: RunCgroup,
     ) -> None:
         self._record, self._cgroup = record, cgroup
+        self._keeper_lost = False  # before the stop was over
         self._swept: dict[str, Any] | None = None
         self._job = job
         self._keeper = keeper
@@ -94,6 +95,7 @@ class Guardian:
         self._sup.add(self._core)
         self._core.when_over(self._sup.leave)
         self._sup.run()
+        self._keeper_lost = self._keeper.channel.eof
         self._hear_of_the_rest(Deadline.after(_LEAVE_S))
         if not self._keeper.channel.eof:
             self._clear_up()  # before the keeper does it and forgets
@@ -222,6 +224,7 @@ class Guardian:
             signals=tuple(self._signals),
             spawn_errno=self._main.spawn_errno,
             lost=self._lost(),
+            keeper_lost=self._keeper_lost,
         )
         serving = self._job["kind"] == "serve"
         merged["swept"] = {"runs": self._job["swept"], **(self._swept or {})}
