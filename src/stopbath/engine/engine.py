@@ -236,8 +236,7 @@ class Engine:
         if job.call == (executor, call_id):  # else it has been sent elsewhere since
             job.call = None
             if not job.request.ended:
-                failed = isinstance(answer, Exception)
-                event = RequestEvent.FAIL if failed else RequestEvent.FINISH
+                event = RequestEvent.FAIL if isinstance(answer, Exception) else RequestEvent.FINISH
                 self._scheduler.end(job.request, event)
                 self._answer(job, answer)
             self._scheduler.release(job.request)
