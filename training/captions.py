@@ -74,6 +74,7 @@ EMPTY_SHARE: Final = 0.10
 NUMERAL_SHARE: Final = 0.4
 COLOURED_SHARE: Final = 0.75
 FILLER_SHARE: Final = 0.5
+UNKNOWN_SHARE: Final = 0.3
 PSEUDO_SHARE: Final = 0.25
 MAX_FILLERS: Final = 6
 SCATTERED_SHARE: Final = 0.25
@@ -104,24 +105,32 @@ class CaptionWriter:
             return "white", "black"
         return self._random.choice(self._pairs)
 
-    def caption(self, digit: int, foreground: str, background: str, *, fillers: bool) -> str:
-        """Write a caption for a picture; only colours that are no defaults must be named."""
+    def caption(
+        self, digit: int, foreground: str, background: str, *, fillers: bool, exacting: bool = False
+    ) -> str:
+        """Write a caption for a picture; only colours that are no defaults must be named.
+
+        ``exacting`` captions put words nobody knows in the place of surfaces and media, and never
+        leave out both colours of black on white, which other captions may, like white on black.
+        """
         chance = self._random
         if chance.random() < EMPTY_SHARE:
             return ""
-        text = self._content(digit, foreground, background)
+        text = self._content(digit, foreground, background, exacting=exacting)
         if fillers and chance.random() < FILLER_SHARE:
             text = self._with_fillers(text)
         if chance.random() < 0.2:
             text += chance.choice((".", "!", "?", " please", " , please", " , thank you", " !!"))
         return re.sub(r" +([,:])", r"\1", text)
 
-    def _content(self, digit: int, foreground: str, background: str) -> str:
+    def _content(self, digit: int, foreground: str, background: str, *, exacting: bool) -> str:
         chance = self._random
         number = str(digit) if chance.random() < NUMERAL_SHARE else WORDS[digit]
         noun = chance.choice(NOUNS) if chance.random() < 0.8 else "{d}"
         name_background = background != default_background(foreground) or chance.random() < 0.3
         name_foreground = foreground != default_foreground(background) or chance.random() < 0.3
+        if exacting and foreground != "white" and not name_background:
+            name_foreground = True
         if name_foreground:
             if chance.random() < 0.65:
                 noun = noun.replace(
@@ -136,13 +145,11 @@ class CaptionWriter:
                 text = f"{text} {chance.choice(ON)}"
             else:
                 text = f"{chance.choice(SURFACE_FIRST)} {text}"
-        return text.format(
-            d=number,
-            f=foreground,
-            b=background,
-            s=chance.choice(SURFACES) if chance.random() < 0.6 else SURFACES[0],
-            m=chance.choice(MEDIA),
-        )
+        surface = chance.choice(SURFACES) if chance.random() < 0.6 else SURFACES[0]
+        medium = chance.choice(MEDIA)
+        if exacting and chance.random() < UNKNOWN_SHARE:
+            surface, medium = self._filler(), self._filler()
+        return text.format(d=number, f=foreground, b=background, s=surface, m=medium)
 
     def _with_fillers(self, text: str) -> str:
         chance = self._random

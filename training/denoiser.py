@@ -172,7 +172,7 @@ def train(
     averaged.requires_grad_(requires_grad=False)
     for number, phase in enumerate(recipe.denoiser, start=1):
         session = _Session(generator, averaged, Reader(), tokenizer, pool, writer, chance)
-        _run_phase(session, phase, f"denoiser {number}", checkpoint, words)
+        _run_phase(session, phase, number, checkpoint, words)
     averaged.eval()
     return averaged
 
@@ -189,7 +189,7 @@ class _Session:
 
 
 def _run_phase(
-    session: _Session, phase: DenoiserPhase, name: str, checkpoint: Checkpoint, words: Random
+    session: _Session, phase: DenoiserPhase, number: int, checkpoint: Checkpoint, words: Random
 ) -> None:
     parameters = list(session.generator.parameters())
     targets = list(session.averaged.parameters())
@@ -203,8 +203,8 @@ def _run_phase(
         "optimizer": optimizer,
         "schedule": schedule,
     }
-    stage = name.replace(" ", "-")
-    progress = Progress(name, phase.iterations)
+    stage = f"denoiser-{number}"
+    progress = Progress(f"denoiser {number}", phase.iterations)
     recent = 1.0
     for iteration in range(
         checkpoint.resume(stage, parts, session.chance, words), phase.iterations
@@ -217,7 +217,7 @@ def _run_phase(
         schedule.step()
         done = iteration + 1
         # A short run would otherwise average mostly its own random start.
-        decay = min(EMA_DECAY, done / (done + 10)) if name.endswith("1") else EMA_DECAY
+        decay = min(EMA_DECAY, done / (done + 10)) if number == 1 else EMA_DECAY
         with torch.no_grad():
             torch._foreach_lerp_(targets, parameters, 1 - decay)
         recent += 0.02 * (float(figure.detach()) - recent)
@@ -232,7 +232,8 @@ def _loss(session: _Session, phase: DenoiserPhase) -> tuple[Tensor, Tensor]:
     rows = torch.randint(len(pool.latents), (phase.batch,), generator=chance)
     terse = float(torch.rand((), generator=chance)) < phase.terse_share
     captions = [
-        session.writer.caption(*pool.scenes[row], fillers=not terse) for row in rows.tolist()
+        session.writer.caption(*pool.scenes[row], fillers=not terse, exacting=phase.exacting)
+        for row in rows.tolist()
     ]
     ids = tokenize(session.tokenizer, captions)
     if terse:

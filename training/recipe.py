@@ -58,6 +58,8 @@ class DenoiserPhase(Phase):
     """Weigh each picture by the inverse contrast of its colours."""
     sigma_shift: float = 0.0
     """Above zero more of the noise levels are high ones, at which the digit is decided."""
+    exacting: bool = False
+    """Captions with unknown words in more places, and no ambiguous ones."""
     taught: bool = False
     """Also ask the pooled text for digit and colours, so that words are understood sooner."""
 
@@ -103,6 +105,27 @@ FULL: Final = Recipe(
             terse_share=0.5,
             weighted=True,
             sigma_shift=0.5,
+            taught=True,
+        ),
+        DenoiserPhase(
+            iterations=4500,
+            batch=64,
+            learning_rate=1.6e-3,
+            warm_up=100,
+            terse_share=0.5,
+            weighted=True,
+            sigma_shift=0.4,
+            taught=True,
+        ),
+        DenoiserPhase(
+            iterations=3000,
+            batch=64,
+            learning_rate=1.2e-3,
+            warm_up=100,
+            terse_share=0.3,
+            weighted=True,
+            sigma_shift=0.4,
+            exacting=True,
             taught=True,
         ),
     ),
