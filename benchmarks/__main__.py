@@ -6,12 +6,17 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks import lifecycle, serving
+from benchmarks import engine, lifecycle, serving, throughput
 
 if TYPE_CHECKING:
     from benchmarks.table import Bench
 
-BENCHES: dict[str, Bench] = {**lifecycle.BENCHES, **serving.BENCHES}
+BENCHES: dict[str, Bench] = {
+    **lifecycle.BENCHES,
+    **serving.BENCHES,
+    **engine.BENCHES,
+    **throughput.BENCHES,
+}
 
 
 def main(names: list[str]) -> int:
