@@ -85,7 +85,11 @@ class Life:
             await asyncio.wait([*ends, starting, dead], return_when=asyncio.FIRST_COMPLETED)
             if not (http.done() or asked.done()):
                 if not starting.done():  # dead: the start should be telling why any moment now
-                    await asyncio.wait([*ends, starting], timeout=_LAST_WORDS_S)
+                    await asyncio.wait(
+                        [*ends, starting],
+                        timeout=_LAST_WORDS_S,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
                 problem = self._started(starting)
                 if problem is not None:
                     return {problem}
