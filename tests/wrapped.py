@@ -77,7 +77,7 @@ class Wrapped:
     def recorded(self, path: str | Path) -> bool:
         """Whether the run has proved something to be its own."""
         files = self.folder.glob("stopbath-*/*.run")
-        return any(f'"{path}"' in file.read_text() for file in files)
+        return any(f'"path": "{path}"' in file.read_text() for file in files)
 
     # -- what happens to it
 
@@ -190,7 +190,8 @@ class Holdings(NamedTuple):
         """Nothing is left at the bound."""
         by = Deadline.after(by_s)
         wait_until(lambda: not self.left() or by.left_s() < 0.1, Deadline.after(by_s + 1))
-        assert not self.left()
+        left = self.left()
+        assert not left, left
 
 
 def _title(pid: int) -> str:
