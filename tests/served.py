@@ -55,7 +55,7 @@ class Answer:
 class Serve:
     """A running server, as its users and its operator see it."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, folder: Path, *, target: str = "served:server", **config: Any) -> None:
         self._report = folder / "report.json"
         settings = {"port": 0, "model": "fake", "drain_s": 1.0, "terminate_s": 1.0, **config}
         job = {
@@ -63,7 +63,7 @@ class Serve:
             "name": "serve",
             "run_id": os.urandom(8).hex(),
             "worker": "server",
-            "target": "served:server",
+            "target": target,
             "args": [msgspec.to_builtins(ServeConfig(**settings).checked())],
             "path": sys.path,
             "graces_s": [8.0, 5.0, 2.0],

@@ -43,14 +43,14 @@ class Running:
         self._report = folder / "report.json"
         self.master, follower = pty.openpty() if terminal else (-1, subprocess.DEVNULL)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stopbath", "serve", "--ranks", "2", "--port", "0"]
-            + ["--report", str(self._report)],
+            [sys.executable, "-m", "stopbath", "serve", "--ranks=2", "--port=0"]
+            + [f"--report={self._report}"],  # noqa: RUF005  (reads as a command line)
             stdin=follower,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             # A terminal's signals go to the session that has it for its own.
-            preexec_fn=_take_terminal if terminal else None,
+            preexec_fn=_take_terminal if terminal else None,  # noqa: PLW1509  (two system calls)
         )
         if terminal:
             os.close(follower)
