@@ -120,6 +120,8 @@ signal.pause()
         child.dead(5)
         child.close()
         program.wait(5)
+    stopbath(place, "sweep", "--yes")
+    assert place.records() == []
 
 
 @pytest.mark.parametrize("wrong", ["a file", "a symlink", "open to others", "another user's"])

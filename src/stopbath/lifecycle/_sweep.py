@@ -9,22 +9,23 @@ import contextlib
 import os
 import select
 import signal
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stopbath.lifecycle._containment import remove_tree
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import say
-from stopbath.lifecycle._leftovers import is_cgroup_of, leftovers, resources_of
+from stopbath.lifecycle._leftovers import Left, is_cgroup_of, leftovers, resources_of
 from stopbath.lifecycle._process import ProcessRef
 from stopbath.lifecycle._runs import Claim, registered
 
 if TYPE_CHECKING:
-    from stopbath.lifecycle._leftovers import Left
     from stopbath.lifecycle._registry import Record
 
 __all__ = ["Swept", "remove_recorded", "sweep", "sweep_at_start", "sweep_own"]
 
 _TERMINATE_S, _KILL_S = 2.0, 2.0
+_REAPED_S, _LOOK_EVERY_S = 0.25, 0.005
 _AT_START_S = 0.5  # somebody waits for a start; a dead run's processes have waited long enough
 
 
@@ -75,8 +76,8 @@ def sweep(claim: Claim, *, terminate_s: float = _TERMINATE_S, kill_s: float = _K
                 with contextlib.suppress(OSError), open(f"{path}/cgroup.kill", "wb") as file:
                     file.write(b"1")
         _end(left.processes, ended, kill_from, by)
-    removed = [one.what for one in left.resources if _remove(one.what)]
-    over = not survivors and not left.untouched
+    removed, kept = _remove_all([one.what for one in left.resources])
+    over = not survivors and not left.untouched and not kept
     if over:
         claim.forget()
     else:
@@ -86,7 +87,7 @@ def sweep(claim: Claim, *, terminate_s: float = _TERMINATE_S, kill_s: float = _K
         claim.run.name,
         tuple(it for pid, it in ended.items() if pid not in survivors),
         tuple(removed),
-        left.untouched,
+        (*left.untouched, *(Left(what, "what was in it is not reaped yet") for what in kept)),
         tuple(survivors),
         over,
     )
@@ -131,6 +132,22 @@ def _await_all(refs: list[ProcessRef], by: Deadline) -> None:
         alive -= len(done)
 
 
+def _remove_all(what: list[str]) -> tuple[list[str], list[str]]:
+    """Remove what can be; gives what was and, after a bounded wait, what could not be.
+
+    A cgroup stays populated until its zombies are reaped, which their new parent may be late to.
+    """
+    by = Deadline.after(_REAPED_S)
+    removed: list[str] = []
+    kept = what
+    while True:
+        removed += [one for one in kept if _remove(one)]
+        kept = [one for one in kept if one not in removed]
+        if not kept or by.passed:
+            return removed, kept
+        time.sleep(_LOOK_EVERY_S)  # cgroup.events could be polled, for one wait that is rare
+
+
 def _remove(what: str) -> bool:
     kind, _, path = what.partition(" ")
     if kind == "cgroup":
@@ -150,9 +167,11 @@ def remove_recorded(record: Record) -> None:
     if record.present:
         claim = Claim.of(record)
         own, _ = resources_of(claim.run)
-        for one in own:
-            _remove(one.what)
-        claim.forget()
+        _, kept = _remove_all([one.what for one in own])
+        if kept:
+            claim.close()
+        else:
+            claim.forget()
 
 
 def sweep_own(record: Record) -> None:
