@@ -42,9 +42,9 @@ class Running:
     def __init__(self, folder: Path, *, terminal: bool = False) -> None:
         self._report = folder / "report.json"
         self.master, follower = pty.openpty() if terminal else (-1, subprocess.DEVNULL)
+        options = ["--ranks=2", "--port=0", f"--report={self._report}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stopbath", "serve", "--ranks=2", "--port=0"]
-            + [f"--report={self._report}"],  # noqa: RUF005  (reads as a command line)
+            [sys.executable, "-m", "stopbath", "serve", *options],
             stdin=follower,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
