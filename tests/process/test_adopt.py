@@ -60,7 +60,9 @@ def test_each_ends_by_the_step_it_understands(
     def ask(process: Any) -> None:
         process.stdin.close()
 
-    asked, plain, deaf = (shell(code) for code in ("echo; read _; exit 0", "echo; exec sleep 60", DEAF))
+    asked, plain, deaf = (
+        shell(code) for code in ("echo; read _; exit 0", "echo; exec sleep 60", DEAF)
+    )
     group = adopt([Existing(asked, ask=ask), plain, deaf], escalation=QUICK)
     assert _outcomes(group) == ["drained", "terminated", "killed"]
     assert (plain.returncode, deaf.returncode) == (-15, -9)

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from stopbath.lifecycle._escalation import Action, Escalation, Step
-    from stopbath.lifecycle._group import Policy, WorkerGroup, WorkerView
+    from stopbath.lifecycle._group import Policy, WorkerGroup
     from stopbath.lifecycle._process import ProcessRef
     from stopbath.lifecycle._report import ShutdownReport, Survivor, WorkerReport
     from stopbath.lifecycle._spec import WorkerSpec
     from stopbath.lifecycle._state import GroupState, WorkerState
     from stopbath.lifecycle._supervisor import Supervisor
+    from stopbath.lifecycle._view import WorkerView
 
 _HOMES = {
     "_adopt": ("Existing", "adopt"),
@@ -50,12 +51,13 @@ _HOMES = {
         "WorkerDied",
     ),
     "_escalation": ("Action", "Escalation", "Step"),
-    "_group": ("Policy", "WorkerGroup", "WorkerView"),
+    "_group": ("Policy", "WorkerGroup"),
     "_process": ("ProcessRef",),
     "_report": ("ShutdownReport", "Survivor", "WorkerReport"),
     "_spec": ("WorkerSpec",),
     "_state": ("GroupState", "WorkerState"),
     "_supervisor": ("Supervisor",),
+    "_view": ("WorkerView",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

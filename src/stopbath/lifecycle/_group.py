@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import _thread
-import atexit
 import math
 import os
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stopbath.lifecycle._core import GroupCore, Policy
 from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import (
     Cause,
-    Exit,
     LifecycleError,
     NotStarted,
     StartupError,
-    say,
 )
 from stopbath.lifecycle._escalation import Action, Escalation
-from stopbath.lifecycle._registry import Record
-from stopbath.lifecycle._spawn import KeeperClient
-from stopbath.lifecycle._state import GroupState, WorkerState
-from stopbath.lifecycle._supervisor import Supervisor
-from stopbath.lifecycle._sweep import sweep_at_start
+from stopbath.lifecycle._shared import SHARED
+from stopbath.lifecycle._state import GroupState
+from stopbath.lifecycle._view import WorkerView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,124 +31,11 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._report import ShutdownReport, Survivor
     from stopbath.lifecycle._spec import WorkerSpec
+    from stopbath.lifecycle._supervisor import Supervisor
 
 __all__ = ["Policy", "WorkerGroup", "WorkerView"]
 
 _ANSWER_S = 2.0  # for the supervisor's thread to answer, beyond the deadline it works to
-
-
-class WorkerView:
-    """A worker as others see it; reads state, asks nobody."""
-
-    __slots__ = ("_member",)
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-        return self._member.name
-
-    @property
-    def rank(self) -> int:
-        """Its position in the group."""
-        return self._member.rank
-
-    @property
-    def pid(self) -> int | None:
-        """Its pid once it was spawned; for people to read, not to signal."""
-        return self._member.pid
-
-    @property
-    def state(self) -> WorkerState:
-        """Where it is in its life."""
-        return self._member.state
-
-    @property
-    def exit(self) -> Exit | None:
-        """How it ended, once it has."""
-        return self._member.exit
-
-    @property
-    def info(self) -> Any:
-        """What it said with its `ready`."""
-        return self._member.info
-
-    @property
-    def phase(self) -> str:
-        """What it said last that it is doing."""
-        return self._member.phase
-
-    @property
-    def last_progress_s(self) -> float | None:
-        """Seconds since it last said something; None before it was asked for."""
-        heard = self._member.heard_at
-        return time.monotonic() - heard if heard else None
-
-    @property
-    def reports(self) -> list[dict[str, Any]]:
-        """The JSON objects it handed on with `ctx.send_report`."""
-        return list(self._member.reports)
-
-    def __repr__(self) -> str:
-        return f"<worker {self.name} pid {self.pid} {self.state.value}>"
-
-
-class _Shared:
-    """The one supervisor of this process, made by its first group and closed by its last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._supervisor: Supervisor | None = None
-        self._groups: dict[WorkerGroup, Supervisor] = {}
-
-    def acquire(self, group: WorkerGroup) -> Supervisor:
-        with self._lock:
-            if self._supervisor is None or self._supervisor.keeper.channel.eof:
-                sweep_at_start()
-                record = Record.create(os.urandom(8).hex(), "library", group.name, sys.argv)
-                self._supervisor = Supervisor(KeeperClient.launch(record))
-                self._supervisor.start_thread()
-                atexit.register(self.stop_all)
-            self._groups[group] = self._supervisor
-            return self._supervisor
-
-    def release(self, group: WorkerGroup, supervisor: Supervisor) -> None:
-        with self._lock:
-            if self._groups.pop(group, None) is None:
-                return
-            alone = supervisor not in self._groups.values()
-            if alone and supervisor is self._supervisor:
-                self._supervisor = None
-                atexit.unregister(self.stop_all)
-        if alone:
-            supervisor.close()
-
-    def stop_all(self) -> None:
-        """At interpreter exit; the keeper is the guarantee, this is the courtesy."""
-        groups = list(self._groups)
-        for group in groups:  # all at once, so that the graces do not add up
-            group.begin_shutdown()
-        for group in groups:
-            try:
-                group.shutdown()
-            except LifecycleError as error:
-                say(str(error))
-
-    def forget(self) -> None:
-        """In a forked child, which owns nothing: the parent's groups go on."""
-        supervisor, self._supervisor = self._supervisor, None
-        self._groups = {}
-        self._lock = threading.Lock()  # the old one may be held by a thread that is not here
-        if supervisor is not None:
-            supervisor.abandon()
-            if supervisor.keeper.record is not None:
-                supervisor.keeper.record.close()  # a child that held it would keep the run alive
-
-
-_shared = _Shared()
-os.register_at_fork(after_in_child=_shared.forget)
 
 
 class WorkerGroup:
@@ -246,7 +127,7 @@ class WorkerGroup:
         self._check_owner()
         if self._supervisor is not None or self.state is not GroupState.NEW:
             raise LifecycleError(f"group {self.name!r} was started before")
-        supervisor = self._given or _shared.acquire(self)
+        supervisor = self._given or SHARED.acquire(self)
         self._supervisor = supervisor
         waiter = _Waiter()
         core, early = self._core, list(self._early)
@@ -379,7 +260,7 @@ class WorkerGroup:
         core = self._core
         supervisor.post(lambda: supervisor.drop(core))
         if self._given is None:
-            _shared.release(self, supervisor)
+            SHARED.release(self, supervisor)
 
     def _longest_stop_s(self) -> float:
         budget = max(member.budget_s for member in self._core.members)
