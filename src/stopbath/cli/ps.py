@@ -44,7 +44,7 @@ def _show(listing: Listing) -> None:
     for run in listing.runs:
         _show_run(run)
     if listing.foreign:
-        say("not started by stopbath", "bold")
+        say("of no run that is registered here", "bold")
         _show_entries(listing.foreign)
     if not listing.runs and not listing.foreign:
         say("no run, and no model server's process")
