@@ -8,6 +8,7 @@ import typer
 
 import stopbath
 from stopbath.cli.doctor import doctor
+from stopbath.cli.drill import drill
 from stopbath.cli.ps import ps
 from stopbath.cli.serve import serve
 from stopbath.cli.sweep import sweep
@@ -20,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: it fits 80 columns and imports nothing
     pretty_exceptions_enable=False,
 )
-for command in (serve, ps, sweep, doctor):
+for command in (serve, ps, sweep, doctor, drill):
     app.command()(command)
 
 
