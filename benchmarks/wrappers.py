@@ -129,16 +129,19 @@ def _left(wrapper: Wrapper, case: str, folder: Path) -> int:
     while _alive(run) and time.monotonic() < until:
         process.poll()
         time.sleep(0.02)
-    left = _alive(run)
-    for pid in left:
-        try:
-            ref = ProcessRef.open(pid)
-        except ProcessLookupError:
-            continue
-        ref.send(signal.SIGKILL)
-        ref.close()
+    left = len(_alive(run))
+    while pids := _alive(run):  # a supervisor may restart what is killed before it is itself
+        for pid in pids:
+            try:
+                ref = ProcessRef.open(pid)
+            except ProcessLookupError:
+                continue
+            ref.send(signal.SIGKILL)
+            ref.dead(wait_s=1)
+            ref.close()
+        process.poll()
     process.wait()
-    return len(left)
+    return left
 
 
 def _sleepers(case: str) -> int:
