@@ -21,6 +21,7 @@ import sys
 if __name__ == "__main__":  # run by path, without site: let the package be found beside it
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from stopbath.lifecycle._birth import spawn_process
 from stopbath.lifecycle._channel import Channel, Frame
 from stopbath.lifecycle._containment import Leaf, RunCgroup
 from stopbath.lifecycle._errors import Exit, ProtocolError
@@ -29,15 +30,13 @@ from stopbath.lifecycle._process import (
     become_subreaper,
     children,
     descendants,
-    dup_high,
     peek_exit,
-    read_stat,
     reap,
-    reap_pid,
     signal_group_of,
     stopped,
 )
 from stopbath.lifecycle._registry import Record
+from stopbath.lifecycle._strays import Strays
 
 TYPE_CHECKING = False  # as `typing` has it, which this process does without
 if TYPE_CHECKING:
@@ -73,29 +72,6 @@ class _Child:
         self.exit: Exit | None = None  # known once dead; it stays here until its strays have ended
 
 
-class _Stray:
-    """A process that a dead worker left, signalled and awaited."""
-
-    __slots__ = ("argv", "number", "ref", "sent")
-
-    def __init__(self, ref: ProcessRef, argv: str, number: int) -> None:
-        self.ref, self.argv, self.number = ref, argv, number
-        self.sent: int | None = None
-
-    def send(self, number: int) -> None:
-        """Signal it, stopped or not."""
-        self.ref.send(number)
-        self.ref.send(signal.SIGCONT)
-        self.sent = number
-
-    @property
-    def outcome(self) -> str:
-        """Name what ended it, for the report."""
-        if self.sent is None:
-            return "exited"
-        return "killed" if self.sent == signal.SIGKILL else "terminated"
-
-
 class Keeper:
     """The loop. `run` is the only caller."""
 
@@ -117,12 +93,8 @@ class Keeper:
         self._clients: dict[int, _Client] = {}  # by socket
         self._children: dict[int, _Child] = {}  # by pid, until reaped
         self._dead: list[_Child] = []  # reaped; their strays are still ending
-        self._strays: dict[int, _Stray] = {}  # by pid
-        self._ended: list[Frame] = []  # strays that have ended since the last word about them
+        self._strays = Strays(number)
         self.history: list[Frame] = []  # the last children that ended, for a root that cannot tell
-        # What a stray gets when it comes to us. A worker's strays end with it; those of somebody
-        # else's command get nothing until the guardian says so.
-        self._stray_signal: int | None = signal.SIGKILL
         self._wake_fd = wake_fd
         self._poll.register(wake_fd, select.POLLIN)
         self._root = self._admit(Channel(sock), root, root=True)
@@ -241,60 +213,27 @@ class Keeper:
     def _spawn(self, client: _Client, frame: Frame, fds: list[int]) -> None:
         """Start one process: own session, default handlers, unblocked mask, only the listed fds."""
         ident, name, env = int(frame["id"]), str(frame["name"]), self._record.marked(frame["env"])
-        targets = [int(target) for target in frame["fds"]]
-        argv = [*map(str, frame["argv"]), *([str(os.getpid())] if frame["worker"] else [])]
-        pair: tuple[socket.socket, socket.socket] | None = None
-        own: list[int] = []
         leaf = self._cgroup.leaf()
         try:
-            if frame["keeper_fd"] is not None:  # the new process may ask for workers itself
-                pair = socket.socketpair()
-                own.append(dup_high(pair[1].fileno()))
-                targets = [int(frame["keeper_fd"]), *targets]
-            own += [dup_high(fd) for fd in fds]
-            actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-                (os.POSIX_SPAWN_DUP2, source, target)
-                for source, target in zip(own, targets, strict=True)
-            ]
-            if frame["worker"]:
-                actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
-            with self._cgroup.born_in(None if frame["worker"] else leaf):
-                pid = os.posix_spawnp(
-                    argv[0],
-                    argv,
-                    env,
-                    file_actions=actions,
-                    **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
-                    setsigmask=(),
-                    setsigdef=_resettable(frame["ignore"]),
-                )
-            # A child keeps its pid until we reap it: the pidfd cannot miss it.
-            ref = ProcessRef.open(pid)
+            ref, access = spawn_process(frame, fds, env, self._cgroup, leaf)
         except OSError as error:
             self._tell(
                 client, {"ev": "failed", "id": ident, "errno": error.errno or 0, "why": str(error)}
             )
-            if pair is not None:
-                pair[0].close()
             self._cgroup.bury(leaf)
             return
-        finally:
-            for fd in own:
-                os.close(fd)
-            if pair is not None:
-                pair[1].close()
         if not frame["worker"]:
-            self._stray_signal = None
+            self._strays.signal = None
             self._let_go()
         elif leaf is not None:
-            leaf.admit(pid)  # it waits for `go`, and forks nothing before
-        child = self._children[pid] = _Child(client, ident, name, ref, leaf)
+            leaf.admit(ref.pid)  # it waits for `go`, and forks nothing before
+        child = self._children[ref.pid] = _Child(client, ident, name, ref, leaf)
         child.number = self._number(ref)
         child.suspendable = not frame["new_session"]
         self._record.note_process("worker", name, child.number, ref.start)
         self._poll.register(ref.fileno(), select.POLLIN)
-        if pair is not None:
-            self._admit(Channel(pair[0]), ProcessRef.open(pid, ref.start), root=False)
+        if access is not None:
+            self._admit(Channel(access), ProcessRef.open(ref.pid, ref.start), root=False)
         self._tell(
             client,
             {"ev": "spawned", "id": ident, "name": name, "pid": child.number, "start": ref.start},
@@ -326,10 +265,10 @@ class Keeper:
         if child.exit is None:
             return  # an event of a number that meant another descriptor a moment ago
         self._tell(child.client, {"ev": "exited", **self._facts(child)})
-        if self._stray_signal == signal.SIGKILL and child.leaf is not None:
+        if self._strays.signal == signal.SIGKILL and child.leaf is not None:
             child.leaf.kill()
-        if self._stray_signal is not None:
-            signal_group_of(child.ref, self._stray_signal)
+        if self._strays.signal is not None:
+            signal_group_of(child.ref, self._strays.signal)
         self._poll.unregister(child.ref.fileno())
         reap(child.ref)
         child.ref.close()
@@ -347,60 +286,30 @@ class Keeper:
         Called again by SIGCHLD for every stray that ends, so the passes go on until one finds
         nothing: a fork that raced with this pass is found in the one its parent's end brings.
         """
-        known = len(self._strays)
-        for pid in children():
-            if pid in self._children:
-                continue
-            stat = read_stat(pid)
-            if stat is not None and stat.state == "Z":
-                self._lay_to_rest(pid, stat.name)
-            elif pid not in self._strays and (self._stray_signal or not self._children):
-                self._take_on(pid)
+        take = self._strays.signal is not None or not self._children
+        new = self._strays.adopt(self._children, take=take)
         self._cgroup.tidy()
         if self._dead and not self._strays:
             for child in self._dead:
-                self._tell(
-                    child.client, {"ev": "gone", "strays": self._ended, **self._facts(child)}
-                )
-                self._ended = []
+                ended = self._strays.take_ended()
+                self._tell(child.client, {"ev": "gone", "strays": ended, **self._facts(child)})
             self._dead.clear()
-        elif len(self._strays) > known:
+        elif new:
             self._announce_strays()
-
-    def _take_on(self, pid: int) -> None:
-        argv = _argv(pid)
-        try:
-            ref = ProcessRef.open(pid)
-        except ProcessLookupError:
-            return
-        stray = self._strays[pid] = _Stray(ref, argv, self._number(ref))
-        if self._stray_signal is not None:
-            stray.send(self._stray_signal)
-
-    def _lay_to_rest(self, pid: int, name: str) -> None:
-        """Reap what came to us. What died with its group or cgroup is dead before it was seen."""
-        stray = self._strays.pop(pid, None)
-        end = reap_pid(pid)
-        if stray is not None:
-            stray.ref.close()
-            self._ended.append({"pid": stray.number, "argv": stray.argv, "outcome": stray.outcome})
-        elif end is not None and end.signal == signal.SIGKILL:
-            self._ended.append({"pid": pid, "argv": f"[{name}]", "outcome": "killed"})
 
     def _announce_strays(self) -> None:
         """Name the strays that are still there, for a stop that cannot wait for them."""
-        left = [{"pid": it.number, "argv": it.argv} for it in self._strays.values()]
+        left = self._strays.left()
         for client in {child.client for child in self._dead}:
             self._tell(client, {"ev": "strays", "left": left})
 
     def _signal_tree(self, number: int) -> None:
         """Signal everything below this process, and what comes to it from now on."""
-        self._stray_signal = number
+        self._strays.signal = number
         if number == signal.SIGKILL:
             self._cgroup.kill()
         self._adopt()
-        for stray in self._strays.values():
-            stray.send(number)
+        self._strays.send(number)
         # Below no child there is nobody; to look through the whole of /proc takes 10 ms and more.
         for ref in descendants(os.getpid()) if children() else ():
             if ref.pid not in self._strays:
@@ -418,23 +327,6 @@ class Keeper:
             "code": end.code,
             "signal": end.signal,
         }
-
-
-def _resettable(ignored: list[int]) -> list[int]:
-    """Every signal that a new process gets back at its default; what nohup ignored stays so."""
-    keep = {signal.SIGKILL, signal.SIGSTOP, *ignored}
-    return [
-        number for number in range(1, signal.NSIG) if number not in keep and number not in (32, 33)
-    ]
-
-
-def _argv(pid: int) -> str:
-    """Give a stray's command line, shortened, for the report."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(400).replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
 
 
 _NOT_IGNORED = {

@@ -1,0 +1,73 @@
+"""How the keeper starts a process: own session, default handlers, only the listed descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+from stopbath.lifecycle._process import ProcessRef, dup_high
+
+TYPE_CHECKING = False  # as `typing` has it, which this process does without
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stopbath.lifecycle._channel import Frame
+    from stopbath.lifecycle._containment import Leaf, RunCgroup
+
+__all__ = ["spawn_process"]
+
+
+def spawn_process(
+    frame: Frame, fds: list[int], env: Mapping[str, str], cgroup: RunCgroup, leaf: Leaf | None
+) -> tuple[ProcessRef, socket.socket | None]:
+    """Start what `frame` describes, with `fds` under the numbers it names.
+
+    Gives the process, and our end of a socket when it may ask for workers itself; the caller
+    owns both. `OSError` when it cannot be started.
+    """
+    targets = [int(target) for target in frame["fds"]]
+    argv = [*map(str, frame["argv"]), *([str(os.getpid())] if frame["worker"] else [])]
+    pair: tuple[socket.socket, socket.socket] | None = None
+    own: list[int] = []
+    try:
+        if frame["keeper_fd"] is not None:
+            pair = socket.socketpair()
+            own.append(dup_high(pair[1].fileno()))
+            targets = [int(frame["keeper_fd"]), *targets]
+        own += [dup_high(fd) for fd in fds]
+        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_DUP2, source, target)
+            for source, target in zip(own, targets, strict=True)
+        ]
+        if frame["worker"]:
+            actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+        with cgroup.born_in(None if frame["worker"] else leaf):
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                env,
+                file_actions=actions,
+                **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
+                setsigmask=(),
+                setsigdef=_resettable(frame["ignore"]),
+            )
+        # A child keeps its pid until we reap it: the pidfd cannot miss it.
+        return ProcessRef.open(pid), None if pair is None else pair[0]
+    except OSError:
+        if pair is not None:
+            pair[0].close()
+        raise
+    finally:
+        for fd in own:
+            os.close(fd)
+        if pair is not None:
+            pair[1].close()
+
+
+def _resettable(ignored: list[int]) -> list[int]:
+    """Every signal that a new process gets back at its default; what nohup ignored stays so."""
+    keep = {signal.SIGKILL, signal.SIGSTOP, *ignored}
+    return [
+        number for number in range(1, signal.NSIG) if number not in keep and number not in (32, 33)
+    ]
