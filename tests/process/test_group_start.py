@@ -315,3 +315,10 @@ def test_many_workers_at_once(group_of: Callable[..., WorkerGroup]) -> None:
     assert len({worker.pid for worker in group.workers}) == 24
     assert group.shutdown(Deadline.after(8)).clean
     assert not run_processes() & {worker.pid for worker in group.workers}
+
+
+def test_a_start_that_is_more_than_a_socket_holds(group_of: Callable[..., WorkerGroup]) -> None:
+    """Every spawn carries an environment; what the keeper's socket does not take is sent later."""
+    big = {"BIG": "x" * 100_000}
+    group = group_of(*[("obedient", {"env": big})] * 8)
+    assert group.shutdown(Deadline.after(8)).clean

@@ -67,7 +67,8 @@ class Supervisor:
         self._dispatcher: threading.Thread | None = None
         self._calls: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
-        self._selector.register(keeper.channel, selectors.EVENT_READ, self._hear_keeper)
+        self._keeper_events = selectors.EVENT_READ
+        self._selector.register(keeper.channel, self._keeper_events, self._hear_keeper)
 
     # -- any thread
 
@@ -136,11 +137,25 @@ class Supervisor:
             due = min(due, self._ring(now))
             if self._leaving:  # asked to, or because a tick ended the last group
                 return
+            self._watch_keeper()
             left = max(0.0, due - time.monotonic())
             timeout = None if left == math.inf else min(left, _LONGEST_S)
             for key, _ in self._selector.select(timeout):
                 if self._selector.get_map().get(key.fd) is key:  # not taken out by an earlier event
                     self._isolated(key.data)
+
+    def _watch_keeper(self) -> None:
+        """Be woken when the keeper's socket takes more, for as long as there is more for it.
+
+        The spawns of a big group, each with its environment, are more than a socket holds.
+        """
+        channel = self.keeper.channel
+        events = selectors.EVENT_READ
+        if channel.wants_write:
+            events |= selectors.EVENT_WRITE
+        if events != self._keeper_events and not channel.eof:
+            self._keeper_events = events
+            self._selector.modify(channel, events, self._hear_keeper)
 
     def _ring(self, now: float) -> float:
         """Do what was asked for by now; give when the next is due."""
@@ -300,6 +315,8 @@ class Supervisor:
             self._isolated(group.frame, member, frame)
 
     def _hear_keeper(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # its end is an event of its own
+            self.keeper.channel.flush()
         try:
             events = self.keeper.events()
         except ProtocolError as error:
