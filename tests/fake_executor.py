@@ -61,6 +61,7 @@ class FakeReport:
     """Just enough of a `ShutdownReport`."""
 
     survivors: tuple[str, ...] = ()
+    cause: None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give JSON-able data."""

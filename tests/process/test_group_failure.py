@@ -20,6 +20,7 @@ from stopbath.lifecycle import (
     Exit,
     GroupState,
     Policy,
+    ProcessRef,
     ShutdownReport,
     WorkerGroup,
     WorkerState,
@@ -364,3 +365,31 @@ def test_a_keeper_that_dies_while_workers_start(group_of: Callable[..., WorkerGr
     assert "keeper" in told.wait().what or "started" in told.causes[0].what
     over(group)
     assert group.state is GroupState.STOPPED
+
+
+def test_a_death_before_a_stop_is_a_fault_whichever_is_heard_of_first(
+    group_of: Callable[..., WorkerGroup],
+) -> None:
+    """The supervisor finds both in one turn: the stop must not take the death for its own (F17)."""
+    for _ in range(10):
+        group = group_of("obedient", "obedient")
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold(entered: threading.Event = entered, leave: threading.Event = leave) -> None:
+            entered.set()
+            leave.wait(5)
+
+        assert group._supervisor is not None
+        group._supervisor.post(hold)
+        assert entered.wait(5)
+        ref = ProcessRef.open(group.workers[0].pid or 0)
+        ref.send(signal.SIGSEGV)
+        assert ref.dead(wait_s=5)  # not by /proc: the first thread can be a zombie before the last
+        ref.close()
+        group.begin_shutdown()
+        leave.set()
+        over(group)
+        report = group.shutdown()
+        assert report.cause is not None
+        assert report.cause.exit == Exit(signal=11)
+        assert report.workers[0].steps == ()

@@ -181,6 +181,11 @@ class GroupCore:
         """Latch the first fault, tell everybody at once, and end what lives and dies with it."""
         if self.state is GroupState.STOPPING or self.over:
             return
+        self._latch(member, what)
+        if self.policy is Policy.ONE_FOR_ALL or self.state is GroupState.STARTING:
+            self.stop(Action.SIGTERM, math.inf, "a fault")
+
+    def _latch(self, member: Member, what: str) -> None:
         if self.cause is None:
             assert self._sup is not None
             forward(member.words.read())
@@ -190,8 +195,6 @@ class GroupCore:
             for callback in self._callbacks:
                 self._sup.call_later(callback, self.cause)
             self._callbacks.clear()
-        if self.policy is Policy.ONE_FOR_ALL or self.state is GroupState.STARTING:
-            self.stop(Action.SIGTERM, math.inf, "a fault")
 
     def keeper_died(self) -> None:
         """Nothing can be started any more, and the kernel is ending what it kept."""
@@ -259,7 +262,12 @@ class GroupCore:
         member.ended(now)
         if not asked and member.exit is not None:
             what = member.fault_of(member.exit)
-            if what is not None:
+            if self.state is GroupState.STOPPING:  # it was dead before, and is told of only now
+                if what is not None:
+                    self._latch(member, what)
+                if self.policy is Policy.ONE_FOR_ALL:
+                    self.stop(Action.SIGTERM, math.inf, "")
+            elif what is not None:
                 self.fault(member, what)
             else:  # in order; what it left behind may linger, then it is not
                 self._linger_s = member.linger_s
@@ -310,6 +318,8 @@ class GroupCore:
     ) -> None:
         """Begin a stop, or join and at most shorten the one in progress; `done` when it is over."""
         now = time.monotonic()
+        if self.state in {GroupState.STARTING, GroupState.READY}:
+            self._look_for_the_dead(now)
         if self.state is GroupState.STOPPED or (self.state is GroupState.NEW and self._never_ran()):
             if done is not None:
                 done()
@@ -351,9 +361,16 @@ class GroupCore:
             if member.state is WorkerState.CREATED:
                 member.move(WorkerEvent.STOP)
 
+    def _look_for_the_dead(self, now: float) -> None:
+        """Who was dead before a stop began is a fault, whichever is heard of first."""
+        for member in self.members:
+            ref = member.ref if member.alive and member.status_due is None else None
+            if ref is not None and ref.dead():
+                self.died(member, now)
+
     def _apply(self, action: Action, within_s: float, now: float) -> None:
         for member in self.members:
-            if member.reachable:
+            if member.reachable and member.status_due is None:  # not one that is dead, untold
                 try:
                     member.act(action, now, within_s)
                 except Exception as error:  # one never stops the others
@@ -403,6 +420,11 @@ class GroupCore:
         self.fault(min(late, key=lambda m: m.heard_at), "was not ready in time")
 
     def _outlived(self) -> None:
+        for member in self.members:
+            if member.status_due is not None:
+                self._ended_untold(member, time.monotonic())
+        if self.state is not GroupState.STOPPING:
+            return
         for member in self.members:
             if member.state is not WorkerState.GONE:
                 member.move(WorkerEvent.OUTLIVED)

@@ -140,6 +140,8 @@ class Life:
             endings.add(Ending.ERROR)
         if any(report.survivors for report in reports):
             endings.add(Ending.SURVIVORS)
+        if self._was_ready and any(report.cause for report in reports):
+            endings.add(Ending.ENGINE_DEAD)  # dead before the stop, and heard of only in it
         return endings
 
     async def _stop_http(self, http: asyncio.Task[None], written_by: Deadline) -> None:
