@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 os.environ[COOKIE] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and every program under test would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK = Escalation(drain_s=0.25, terminate_s=0.25, kill_s=2.0)
 _HEADER = """

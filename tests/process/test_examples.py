@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from observing import alive, wait_until
-from stopbath.lifecycle import Deadline
+from stopbath.lifecycle import Deadline, ProcessRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ Started = tuple["subprocess.Popen[str]", list[int]]
 def started(request: pytest.FixtureRequest) -> Iterator[Callable[[], Started]]:
     """Start one of the examples; gives it and the pids of its ranks."""
     running: list[subprocess.Popen[str]] = []
+    ranks: list[ProcessRef] = []
 
     def start() -> Started:
         example = subprocess.Popen(
@@ -36,12 +37,16 @@ def started(request: pytest.FixtureRequest) -> Iterator[Callable[[], Started]]:
         assert example.stdout is not None
         words = example.stdout.readline().split()
         assert words[0] == "ready"
-        return example, [int(word) for word in words[1:]]
+        ranks.extend(ProcessRef.open(int(word)) for word in words[1:])
+        return example, [rank.pid for rank in ranks]
 
     yield start
+    for rank in ranks:  # a test that failed may have left them, with the pipe
+        rank.send(signal.SIGKILL)
+        rank.close()
     for example in running:
         example.kill()
-        example.communicate()
+        example.communicate(timeout=10)
 
 
 def test_ctrl_c_ends_every_rank_in_order(started: Callable[[], Started]) -> None:
