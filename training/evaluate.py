@@ -69,6 +69,37 @@ def draw(
     return torch.as_tensor(result.images)
 
 
+def draw_all(
+    pipeline: DiffusionPipeline,
+    asked: Sequence[Prompt],
+    *,
+    seed: int,
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
+    sequence: int = SEQUENCE,
+) -> Tensor:
+    """Draw (len(asked), 3, 32, 32) pictures in 0..1, `BATCH` at a time.
+
+    Each batch has a seed of its own, counted up from ``seed``.
+    """
+    progress = Progress("drawing", len(asked))
+    pictures = []
+    for start in range(0, len(asked), BATCH):
+        texts = [prompt.text for prompt in asked[start : start + BATCH]]
+        pictures.append(
+            draw(
+                pipeline,
+                texts,
+                seed=seed + start,
+                steps=steps,
+                guidance=guidance,
+                sequence=sequence,
+            )
+        )
+        progress.step(start + len(texts))
+    return torch.cat(pictures)
+
+
 def score(judge: classifier.DigitClassifier, pictures: Tensor, asked: Sequence[Prompt]) -> Score:
     """Compare (len(asked), 3, 32, 32) pictures in 0..1 with what was asked for."""
     seen = read(pictures)
@@ -86,13 +117,14 @@ def score(judge: classifier.DigitClassifier, pictures: Tensor, asked: Sequence[P
 
 
 def _share(right: Tensor) -> float:
-    return float(right.float().mean())
+    return float(right.double().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the scores of each class and draw the contact sheet; the exit status."""
     options = _options(arguments)
     pipeline = load_model(options.model)
+    how = {"seed": options.seed, "guidance": options.guidance, "sequence": options.sequence}
     judge = classifier.load(options.judge)
     unseen = classifier.load_test_digits(options.judge / classifier.TEST_FILE)
     print(f"model: {size_bytes(options.model) / 1e6:.2f} MB")
@@ -105,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for steps in options.steps:
         for name, phrasings in CLASSES.items():
             asked = prompts(phrasings, options.pictures)
-            pictures = _draw_all(pipeline, asked, steps, options)
+            pictures = draw_all(pipeline, asked, steps=steps, **how)
             result = score(judge, pictures, asked)
             print(
                 f"{name:<16} {steps:>5}  {result.digit:.3f}  {result.foreground:>10.3f}"
@@ -114,30 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     if options.sheet is not None:
         asked = sheet.prompts()
-        pictures = _draw_all(pipeline, asked, options.steps[-1], options)
+        pictures = draw_all(pipeline, asked, steps=options.steps[-1], **how)
         sheet.save(pictures, asked, options.sheet)
     return 0
-
-
-def _draw_all(
-    pipeline: DiffusionPipeline, asked: Sequence[Prompt], steps: int, options: argparse.Namespace
-) -> Tensor:
-    progress = Progress("drawing", len(asked))
-    pictures = []
-    for start in range(0, len(asked), BATCH):
-        texts = [prompt.text for prompt in asked[start : start + BATCH]]
-        pictures.append(
-            draw(
-                pipeline,
-                texts,
-                seed=options.seed + start,
-                steps=steps,
-                guidance=options.guidance,
-                sequence=options.sequence,
-            )
-        )
-        progress.step(start + len(texts))
-    return torch.cat(pictures)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
