@@ -40,8 +40,10 @@ format: $(READY) ## let ruff lay the code out
 bench: $(READY) ## print the numbers of docs/numbers.md
 	$(BIN)/python -m benchmarks $(ARGS)
 
-model: $(READY) ## train the bundled model anew (about half an hour on two cores; needs npm)
-	$(BIN)/python -m training.train_digits --seed 0 $(ARGS)
+model: $(READY) ## train the bundled model anew (about 40 minutes on two idle cores; needs npm)
+	$(BIN)/python -m training.train_digits --out src/stopbath/pipelines/bundled \
+		--classifier-out tests/data --seed 0 --checkpoints .cache/digits $(ARGS)
+	$(BIN)/python -m training.evaluate --sheet docs/contact-sheet.png
 
 clean: ## remove the environment and the caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
