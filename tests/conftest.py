@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 os.environ[COOKIE] = "1"
-# A shell starts background jobs with SIGINT ignored, nohup ignores SIGHUP: every program under
+# A shell starts background jobs with SIGINT and SIGQUIT ignored, nohup ignores SIGHUP: every program under
 # test would inherit that. What a handler catches is at its default after an exec.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, lambda *_: None)
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 QUICK = Escalation(drain_s=0.25, terminate_s=0.25, kill_s=2.0)
 _HEADER = """

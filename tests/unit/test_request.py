@@ -20,7 +20,7 @@ from stopbath.lifecycle import IllegalTransition
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(RequestState, RequestEvent)))
 def test_only_the_tables_rows_can_happen(state: RequestState, event: RequestEvent) -> None:
     """What the table does not have is a typed error that says who, where and what."""
-    request = Request("r1", "client", 0.0, state)
+    request = Request("r1", "client", 0.0, state=state)
     if (state, event) in REQUEST_TRANSITIONS:
         request.apply(event)
         assert request.state is REQUEST_TRANSITIONS[state, event]

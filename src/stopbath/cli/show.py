@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ def width() -> int:
 
 
 def say(line: str = "", style: str = "") -> None:
-    """Write one line; `style` is rich's, and is left out where there is no terminal."""
+    """Write one line, wrapped to the width; `style` is rich's, left out without a terminal."""
+    if len(line) > width():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        line = textwrap.fill(line, width(), subsequent_indent=indent, break_on_hyphens=False)
     if not sys.stdout.isatty():
         sys.stdout.write(line + "\n")
         return
