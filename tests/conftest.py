@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 os.environ[COOKIE] = "1"
-# A shell starts background jobs with SIGINT and SIGQUIT ignored, nohup ignores SIGHUP: every program under
-# test would inherit that. What a handler catches is at its default after an exec.
+# A shell starts background jobs with SIGINT and SIGQUIT ignored, nohup ignores SIGHUP: every
+# program under test would inherit that. What a handler catches is at its default after an exec.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGQUIT):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stopbath.cli.show import Column, duration, memory, say, table
+from stopbath.cli.show import Column, duration, memory, remark, say, table
 from stopbath.survey.listing import list_all, look
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _show(listing: Listing) -> None:
         used, total = memory(device.used_bytes), memory(device.total_bytes)
         say(f"device {device.number}  {device.name}  {used} of {total} in use")
     for note in listing.notes:
-        say(f"note: {note}", "dim")
+        remark(f"note: {note}", "dim")
 
 
 def _show_run(run: RunListing) -> None:
@@ -63,9 +63,9 @@ def _show_run(run: RunListing) -> None:
     )
     _show_entries(run.processes)
     for what in run.resources:
-        say(f"         left over: {what}")
+        remark(f"         left over: {what}")
     for what in run.untouched:
-        say(f"         not to be touched: {what}")
+        remark(f"         not to be touched: {what}")
     if not run.live:
         say("         stopbath sweep ends and removes what is left of it", "dim")
     say()
@@ -91,4 +91,4 @@ def _show_entries(entries: tuple[Entry, ...]) -> None:
         table(_COLUMNS, rows, "dim")
     for entry in entries:
         if entry.orphan:
-            say(f"{entry.pid:>8} orphan: {entry.orphan}", "yellow")
+            remark(f"{entry.pid:>8} orphan: {entry.orphan}", "yellow")

@@ -31,10 +31,7 @@ def width() -> int:
 
 
 def say(line: str = "", style: str = "") -> None:
-    """Write one line, wrapped to the width; `style` is rich's, left out without a terminal."""
-    if len(line) > width():
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        line = textwrap.fill(line, width(), subsequent_indent=indent, break_on_hyphens=False)
+    """Write one line; `style` is rich's, and is left out where there is no terminal."""
     if not sys.stdout.isatty():
         sys.stdout.write(line + "\n")
         return
@@ -42,6 +39,13 @@ def say(line: str = "", style: str = "") -> None:
     from rich.text import Text
 
     Console(soft_wrap=True, highlight=False).print(Text(line, style=style))
+
+
+def remark(line: str, style: str = "") -> None:
+    """Write a sentence, wrapped to the width."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    for part in textwrap.wrap(line, width(), subsequent_indent=indent, break_on_hyphens=False):
+        say(part, style)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], style: str = "bold") -> None:
