@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import sys
 import threading
 import time
@@ -70,7 +71,13 @@ class _Server(uvicorn.Server):
         print(f"{READY}http://{host}:{port}", flush=True)
 
 
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     model = DiffusionPipeline.from_pretrained(sys.argv[1], local_files_only=True)
     model.set_progress_bar_config(disable=True)
     application = app_of(model, int(sys.argv[2]))

@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import stopbath
 from stopbath.config import BUNDLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["model"]
+__all__ = ["HOME", "model"]
+
+HOME = Path(stopbath.__file__).parent / "pipelines" / "bundled"
 
 
 @contextmanager
 def model() -> Iterator[str]:
     """Give what `--model` takes; says so when it is the random one."""
-    import stopbath.pipelines
-
-    home = Path(stopbath.pipelines.__file__).parent / "bundled"
-    if (home / "model_index.json").is_file():
+    if (HOME / "model_index.json").is_file():
         yield BUNDLED
         return
     print("# the bundled model is not there: a random one of its shape")
