@@ -27,6 +27,7 @@ class Shared:
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
         self._groups: dict[WorkerGroup, Supervisor] = {}
+        self._closing: list[Supervisor] = []
 
     def acquire(self, group: WorkerGroup) -> Supervisor:
         """Give the supervisor that is to drive `group`, with its keeper."""
@@ -43,14 +44,20 @@ class Shared:
     def release(self, group: WorkerGroup, supervisor: Supervisor) -> None:
         """Take a group that is over off the list; the last one closes the supervisor."""
         with self._lock:
-            if self._groups.pop(group, None) is None:
-                return
-            alone = supervisor not in self._groups.values()
-            if alone and supervisor is self._supervisor:
-                self._supervisor = None
-                atexit.unregister(self.stop_all)
-        if alone:
-            supervisor.close()
+            if self._groups.pop(group, None) is not None:
+                alone = supervisor not in self._groups.values()
+                if alone and supervisor is self._supervisor:
+                    self._supervisor = None
+                    atexit.unregister(self.stop_all)
+                if alone:
+                    self._closing.append(supervisor)
+        while self._closing:
+            leaving = self._closing.pop()
+            try:
+                leaving.close()
+            except BaseException:  # a Ctrl-C in the middle: whoever stops next goes on with it
+                self._closing.append(leaving)
+                raise
 
     def stop_all(self) -> None:
         """At interpreter exit; the keeper is the guarantee, this is the courtesy."""
@@ -66,7 +73,7 @@ class Shared:
     def forget(self) -> None:
         """In a forked child, which owns nothing: the parent's groups go on."""
         supervisor, self._supervisor = self._supervisor, None
-        self._groups = {}
+        self._groups, self._closing = {}, []
         self._lock = threading.Lock()  # the old one may be held by a thread that is not here
         if supervisor is not None:
             supervisor.abandon()

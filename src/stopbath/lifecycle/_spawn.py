@@ -209,7 +209,7 @@ class KeeperClient:
         with contextlib.suppress(BrokenPipeError, ProtocolError):
             self.channel.send({"op": "bye"})
         self.channel.close()
-        if self.ref is not None:
+        if self.ref is not None and self.ref.fileno() >= 0:  # goes on after an interrupt
             if self.ref.dead(wait_s=1.0):
                 reap(self.ref)
                 if self.record is not None:
