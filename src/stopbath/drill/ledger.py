@@ -52,7 +52,7 @@ class Ledger(NamedTuple):
     def now(cls, place: Place, held: list[str]) -> Ledger:
         """Look at everything; `held` is what the program under test said it holds too much."""
         pids = _processes(place)
-        files = frozenset(map(str, place.runtime.rglob("*")))
+        files = frozenset(_files(place.runtime))
         inodes = _inodes(pids)
         return cls(
             frozenset(f"{pid} {_name(pid)}" for pid in pids),
@@ -110,34 +110,41 @@ def _name(pid: int) -> str:
     return "?"
 
 
+def _files(home: Path) -> Iterator[str]:
+    for where, folders, names in os.walk(home):  # what goes meanwhile is passed over
+        yield from (f"{where}/{name}" for name in (*folders, *names))
+
+
 def _shared_memory(run: set[int], cookie: str) -> Iterator[str]:
     """Give segments of ours that nobody holds, or that the run holds.
 
     Those that somebody else has open are somebody else's, and so are another scenario's.
     """
+    found: dict[str, str] = {}  # by device and inode, as /proc writes them: a name may be another
     with suppress(OSError):
-        held: dict[str, bool] = {}
         for path in _SHM.iterdir():
             with suppress(OSError):
                 another = path.name.startswith("drill-") and cookie not in path.name
-                if path.stat().st_uid == os.geteuid() and not another:
-                    held[str(path)] = False
-        strangers = _holders(set(held), but=run) if held else set()
-        yield from set(held) - strangers
+                stat = path.stat()
+                if stat.st_uid == os.geteuid() and not another:
+                    device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}"
+                    found[f"{device} {stat.st_ino} "] = str(path)
+    strangers = _holders(found, but=run) if found else set()
+    yield from (path for path in found.values() if path not in strangers)
 
 
-def _holders(paths: set[str], *, but: set[int]) -> set[str]:
-    found: set[str] = set()
+def _holders(found: dict[str, str], *, but: set[int]) -> set[str]:
+    held: set[str] = set()
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit() or int(name) in but:
             continue
         with suppress(OSError):
             maps = Path(f"/proc/{name}/maps").read_text(errors="replace")
-            found |= {path for path in paths if path in maps}
+            held |= {path for inode, path in found.items() if inode in maps}
             for fd in os.scandir(f"/proc/{name}/fd"):
                 with suppress(OSError):
-                    found |= paths & {os.readlink(fd.path)}  # noqa: PTH115
-    return found
+                    held |= set(found.values()) & {os.readlink(fd.path)}  # noqa: PTH115
+    return held
 
 
 def _inodes(pids: list[int]) -> set[str]:

@@ -67,7 +67,7 @@ class _Play:
         if self.left:
             return self._result("left", *problems)
         if self.took_s is None:
-            return self._result("late", "the front process did not end", *problems)
+            return self._result("late", f"the front process did not end; {why}", *problems)
         if why:
             return self._result("unverified", why, *problems)
         return self._result("wrong" if problems else "ok", *problems)
