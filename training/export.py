@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from transformers import CLIPTokenizer
 
     from training.denoiser import Generator
+
+
+SERVED: Final = {
+    "max_width": 32,
+    "max_height": 32,
+    "num_inference_steps": 12,
+    "guidance_scale": 3.0,
+    "max_sequence_length": 16,
+}
+"""What `stopbath serve` takes for granted; diffusers' own defaults are those of a large model."""
 
 
 def export(
@@ -47,6 +57,7 @@ def export(
     pipeline.save_pretrained(out, safe_serialization=True)
     for name in ("tokenizer", "tokenizer_2"):
         _write_classic(tokenizer, out / name)
+    (out / "stopbath.json").write_text(json.dumps(SERVED) + "\n")
 
 
 def _write_classic(tokenizer: CLIPTokenizer, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,13 @@ from stopbath.pipelines.loader import (
     model_info,
     path_of,
 )
+
+
+def test_the_bundled_model_is_served_with_its_own_defaults() -> None:
+    """Twelve steps at guidance 3: diffusers' own defaults are those of a large model."""
+    told = json.loads((bundled_path() / "stopbath.json").read_text())
+    assert (told["num_inference_steps"], told["guidance_scale"]) == (12, 3.0)
+    assert (told["max_width"], told["max_height"]) == (32, 32)
 
 
 def test_the_bundled_model_has_a_name() -> None:
