@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env serve test check format bench model clean
+.PHONY: help env serve test check drill soak mutants format bench model clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -32,6 +32,15 @@ check: $(READY) ## style, types, layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+drill: $(READY) ## the fault matrix on this machine, 20 times over (50 minutes; ARGS='--repeat 1': 3)
+	$(BIN)/stopbath drill --repeat 20 --jobs 3 $(ARGS)
+
+soak: $(READY) ## 2,000 random starts, faults and stops (12 minutes on two cores; ARGS='--seed 7')
+	$(BIN)/python -m stopbath.drill.soak --cycles 2000 $(ARGS)
+
+mutants: $(READY) ## twenty classic defects, one by one: the suite goes red for each (5 minutes)
+	$(BIN)/python -m scripts.mutants $(ARGS)
 
 format: $(READY) ## let ruff lay the code out
 	$(BIN)/ruff check --fix
