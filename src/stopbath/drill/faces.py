@@ -35,7 +35,7 @@ __all__ = [
     "start_server",
 ]
 
-GRACES = (0.3, 0.3, 1.0)
+GRACES = (0.6, 0.3, 1.0)
 _GUARDIAN = Path(stopbath.lifecycle.__file__).parent / "_guardian.py"
 _READY = re.compile(r"stopbath: ready http://[^:]+:(\d+)")
 

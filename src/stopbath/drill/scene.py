@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Scene", "SetupFailed"]
 
 _PATIENCE_S, _CONTROL_PATIENCE_S, _START_S = 3.0, 0.4, 30.0
-_LOOK_S = 0.01
+_LOOK_S = 0.02
 
 
 class SetupFailed(Exception):

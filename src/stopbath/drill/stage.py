@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LATER_S", "main"]
 
 LATER_S = 3.0
-_LOOK_S = 0.01
+_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.06
 _THAW_S = 3.0
 _RECORD = {"files", "cgroups"}
 
@@ -83,6 +83,7 @@ class _Play:
             self.took_s = time.monotonic() - from_s
 
     def _await_until(self, by: float) -> bool:
+        first = time.monotonic()
         while True:
             began = time.monotonic()
             ended = self.scene.exit_code() is not None
@@ -93,7 +94,8 @@ class _Play:
                 return False
             if ended and self.scenario.swept and not set(self.left) - _RECORD:
                 return True
-            pause(_LOOK_S)
+            # Seldom enough not to take the time of what is being watched.
+            pause(min(_LONGEST_LOOK_S, _LOOK_S + (began - first) / 4))
 
     def look(self) -> Ledger:
         """Look at everything that could be left."""
