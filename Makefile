@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env serve test check drill soak mutants format bench model clean
+.PHONY: help env serve test check drill soak format bench model clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -38,9 +38,6 @@ drill: $(READY) ## the fault matrix on this machine, 20 times over (50 minutes; 
 
 soak: $(READY) ## 2,000 random starts, faults and stops (12 minutes on two cores; ARGS='--seed 7')
 	$(BIN)/python -m stopbath.drill.soak --cycles 2000 $(ARGS)
-
-mutants: $(READY) ## twenty classic defects, one by one: the suite goes red for each (5 minutes)
-	$(BIN)/python -m scripts.mutants $(ARGS)
 
 format: $(READY) ## let ruff lay the code out
 	$(BIN)/ruff check --fix
