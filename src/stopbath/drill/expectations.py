@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from stopbath.drill.faces import answer_of, get
@@ -28,6 +29,7 @@ def term(number: int = signal.SIGTERM) -> Act:
     """Ask the whole run to stop, as a service manager or a person does."""
 
     def then(scene: Scene) -> None:
+        scene.hit_at = time.monotonic()
         scene.ref("front").send(number)
 
     return then
@@ -37,6 +39,7 @@ def shutdown(within_s: float | None = None) -> Act:
     """Have the program of the library face stop its group by a deadline, and end."""
 
     def then(scene: Scene) -> None:
+        scene.hit_at = time.monotonic()
         scene.ask("shutdown" if within_s is None else f"shutdown {within_s}")
         scene.let_go()
 
@@ -45,6 +48,7 @@ def shutdown(within_s: float | None = None) -> Act:
 
 def end(scene: Scene) -> None:
     """Have the program of the library face end without a stop."""
+    scene.hit_at = time.monotonic()
     scene.let_go()
 
 
@@ -120,7 +124,7 @@ def noticed_within(seconds: float) -> Check:
         told = scene.told("cause")
         if not told:
             return "the callback was not called"
-        took = told[0]["at"] - scene.hit_at
+        took = told[0]["at"] - scene.notes["killed at"]
         return "" if took <= seconds else f"noticed after {took:.3f} s"
 
     return check

@@ -41,6 +41,7 @@ def kill(*names: str, number: int = signal.SIGKILL, gap_s: float = GAP_S) -> Act
         for i, ref in enumerate(refs):
             if i and gap_s:
                 pause(gap_s)
+            scene.hit_at = time.monotonic()
             ref.send(number)
 
     return inject
@@ -90,7 +91,7 @@ def timed_kill(name: str) -> Act:
 
     def inject(scene: Scene) -> None:
         ref = scene.aim(name)
-        scene.hit_at = time.monotonic()
+        scene.notes["killed at"] = time.monotonic()
         ref.send(signal.SIGKILL)
 
     return inject
@@ -100,6 +101,7 @@ def send_to(name: str, number: int) -> Act:
     """Signal one process of the run, as part of asking for its end."""
 
     def then(scene: Scene) -> None:
+        scene.hit_at = time.monotonic()
         scene.ref(name).send(number)
 
     return then
@@ -111,6 +113,7 @@ def kill_below(name: str, number: int = signal.SIGKILL) -> Act:
     def inject(scene: Scene) -> None:
         child = tree_of(scene.ref(name).pid)[0]
         scene.refs.setdefault("below", ProcessRef.open(child))
+        scene.hit_at = time.monotonic()
         scene.aim("below").send(number)
 
     return inject
@@ -182,6 +185,7 @@ def signals(numbers: tuple[int, ...], *, name: str = "front", gap_s: float = 0.0
         for i, number in enumerate(numbers):
             if i and gap_s:
                 pause(gap_s)
+            scene.hit_at = time.monotonic()
             ref.send(number)
 
     return inject
@@ -262,6 +266,7 @@ def false_record(scene: Scene) -> None:
 
 def next_start(scene: Scene) -> None:
     """Sweep as the next start does by itself, by hand."""
+    scene.hit_at = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "stopbath", "sweep", "--yes"],
         env=scene.env,

@@ -42,7 +42,7 @@ class Scene:
         self.front: subprocess.Popen[bytes] | None = None
         self.notes: dict[str, Any] = {}
         self.deferred = ExitStack()  # undone before the last look
-        self.hit_at = 0.0
+        self.hit_at = 0.0  # when the last blow fell, or the last end was asked for
         self._past: set[int] = set()
         self.env = {
             **os.environ,  # noqa: TID251  (passed on, not read)

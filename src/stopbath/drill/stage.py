@@ -53,11 +53,9 @@ class _Play:
         why = _checked(scenario.verify, scene)
         if scene.control:
             return self._result("unverified" if why else "wrong", why or "the control verified")
-        from_s = scene.hit_at
         if scenario.then is not None:
-            from_s = time.monotonic()
             scenario.then(scene)
-        self._await(from_s)
+        self._await(scene.hit_at)
         problems = [text for check in scenario.expect if (text := _checked(check, scene))]
         if scenario.survivor or scenario.swept:
             if scenario.swept:
