@@ -1,0 +1,393 @@
+"""Twenty-three classic defects, one by one in a copy of the source: the suite must go red.
+
+`python scripts/mutants.py [NAME …]`. Each defect is a change of a line or two that somebody
+made, or could make, in good faith. The tests that are to notice it run against the copy; a
+defect that no test notices survives, and gives exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS = 2
+LONGEST_S = 90.0  # a test that hangs has noticed too
+HANG_S = 25.0  # for one test
+
+
+class Change(NamedTuple):
+    """Text of one file that is replaced; it must be there exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """A defect, and the tests that are to notice it."""
+
+    name: str
+    tests: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+_P, _U = "tests/process", "tests/unit"
+_STOP, _FAIL = f"{_P}/test_group_stop.py", f"{_P}/test_group_failure.py"
+_SEED, _HOST = f"{_P}/test_seed_regression.py", f"{_P}/test_group_host.py"
+_START, _FIRST = f"{_P}/test_group_start.py", f"{_P}/test_first_instants.py"
+
+
+def _one(file: str, old: str, new: str) -> Change:
+    return Change(f"lifecycle/{file}", old, new)
+
+
+_NO_CGROUP = _one("_containment.py", "        own = own_cgroup()\n", "        own = None\n")
+
+MUTANTS = (
+    Mutant(
+        "no SIGCONT with SIGTERM",
+        (f"{_STOP}::test_the_report_says_which_step_ended_a_worker",),
+        (_one("_worker.py", "        self.ref.send(signal.SIGCONT)", "        pass"),),
+    ),
+    Mutant(
+        "end of a pipe instead of a pidfd",
+        (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
+        (
+            _one(
+                "_keeper.py",
+                "        self._poll.register(ref.fileno(), select.POLLIN)\n        if access",
+                "        if access",
+            ),
+            _one(
+                "_supervisor.py",
+                "        self._selector.register(\n            member.ref, "
+                "selectors.EVENT_READ, lambda: group.died(member, time.monotonic())\n        )",
+                "        return",
+            ),
+            _one(
+                "_supervisor.py",
+                "            self._unregister(member.channel)  # its pidfd",
+                "            group.died(member, time.monotonic())  #",
+            ),
+        ),
+    ),
+    Mutant(
+        "a deadline for each worker",
+        (f"{_STOP}::test_sixteen_that_ignore_everything_are_gone_by_the_deadline",),
+        (
+            _one(
+                "_core.py",
+                "                    member.act(action, now, within_s)\n",
+                "                    member.act(action, now, within_s)\n"
+                "                    member.ref and member.ref.dead(within_s)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "SIGKILL without reaping",
+        (f"{_SEED}::test_dead_deaf_and_broken_at_once",),
+        (_one("_keeper.py", "        reap(child.ref)\n", ""),),
+    ),
+    Mutant(
+        "survivors dropped",
+        (f"{_SEED}::test_a_survivor_is_named_kept_and_watched",),
+        (
+            _one(
+                "_core.py",
+                "for m in self.members if m.state is WorkerState.SURVIVED and m.pid]",
+                "for m in self.members if False]",
+            ),
+        ),
+    ),
+    Mutant(
+        "getppid() == 1 means orphaned",
+        (f"{_FIRST}::test_a_worker_whose_parent_died_before_it_armed_leaves",),
+        (_one("_child.py", "os.getppid() != parent_pid", "os.getppid() == 1"),),
+    ),
+    Mutant(
+        "signal handlers installed late",
+        (f"{_FIRST}::test_whoever_has_a_keeper_hears_signals",),
+        (
+            _one(
+                "_guardian.py",
+                "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n    with",
+                "    with",
+            ),
+        ),
+    ),
+    Mutant(
+        "an exception stops the loop over workers",
+        (f"{_SEED}::test_one_that_cannot_be_signalled_never_stops_work_on_the_others",),
+        (
+            _one(
+                "_member.py",
+                "        except Exception as exception:",
+                "        except ArithmeticError as exception:",
+            ),
+            _one(
+                "_core.py",
+                "                except Exception as error:  # one never stops",
+                "                except ArithmeticError as error:  #",
+            ),
+        ),
+    ),
+    Mutant(
+        "the parent-death signal not armed",
+        (f"{_FIRST}::test_a_worker_in_c_dies_with_program_and_keeper",),
+        (_one("_child.py", "libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL", "libc.prctl(3, 0"),),
+    ),
+    Mutant(
+        "no subreaper",
+        (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
+        (
+            _NO_CGROUP,
+            _one("_keeper.py", "    become_subreaper()\n    me =", "    me ="),
+            _one("_child.py", "    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n", ""),
+        ),
+    ),
+    Mutant(
+        "the process group is all that is killed",
+        (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
+        (
+            _NO_CGROUP,
+            _one(
+                "_strays.py",
+                "            elif take and stat is not None and pid not in",
+                "            elif take and stat is None and pid not in",
+            ),
+        ),
+    ),
+    Mutant(
+        "a write to stderr that blocks",
+        (f"{_HOST}::test_a_full_standard_error_stops_nothing",),
+        (
+            _one(
+                "_words.py",
+                "        while view and any(mask & select.POLLOUT for _, mask in poll.poll(0)):\n",
+                "        while view:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "the exit status lost",
+        (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
+        (
+            _one(
+                "_keeper.py",
+                "            child.exit = peek_exit(child.ref)\n",
+                "            child.exit = peek_exit(child.ref) and Exit()\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "callbacks told before the cause is known",
+        (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
+        (
+            _one(
+                "_core.py",
+                "            member.status_due = now + _STATUS_WAIT_S",
+                "            self._ended_untold(member, now)",
+            ),
+        ),
+    ),
+    Mutant(
+        "the last fault is the cause, not the first",
+        (_FAIL, _SEED, f"{_U}/test_report.py", f"{_P}/test_stuck.py"),
+        (
+            _one(
+                "_core.py",
+                "        if self.cause is None:\n            assert self._sup",
+                "        if True:\n            assert self._sup",
+            ),
+        ),
+    ),
+    Mutant(
+        "a shortened stop takes longer",
+        (f"{_U}/test_escalation.py", f"{_STOP}::test_a_second_caller_never_lengthens"),
+        (
+            _one("_stop.py", "min(self._deadline, deadline)", "deadline"),
+            _one("_stop.py", ".no_later_than(self._schedule)", ""),
+            _one("_stop.py", " or self._deadline < self._schedule.over_at:", " or True:"),
+        ),
+    ),
+    Mutant(
+        "not single flight",
+        (
+            f"{_STOP}::test_a_second_caller_joins_and_shortens",
+            f"{_STOP}::test_many_callers_at_once_get_one_account",
+            f"{_STOP}::test_a_second_caller_never_lengthens",
+        ),
+        (
+            _one(
+                "_core.py",
+                "        if self.state is GroupState.STOPPING and self._stop is not None:\n"
+                "            self._stop.shorten",
+                "        if self._stop is not None and not done:\n            self._stop.shorten",
+            ),
+        ),
+    ),
+    Mutant(
+        "descriptors inherited",
+        (f"{_START}::test_descriptors_and_environment_reach_the_worker",),
+        (
+            _one("_child.py", "        os.closerange(first, fd)\n", ""),
+            _one("_child.py", "    os.closerange(first, 1 << 20)\n", ""),
+            _one("_keeper.py", "    os.closerange(max(fd, record_fd) + 1, 1 << 20)\n", ""),
+        ),
+    ),
+    Mutant(
+        "no deadline after SIGKILL",
+        (f"{_SEED}::test_a_survivor_is_named_kept_and_watched",),
+        (
+            _one(
+                "_stop.py",
+                "        return now >= self._over_at\n",
+                "        return self.applied is not Action.SIGKILL and now >= self._over_at\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "the exit code is that of the last error",
+        (f"{_U}/test_exitcode.py",),
+        (
+            _one(
+                "_exitcode.py",
+                "    if ending.survivors:\n        return SURVIVORS\n"
+                "    if ending.exit.code in _OWN:",
+                "    if ending.exit.code in _OWN:",
+            ),
+        ),
+    ),
+    Mutant(
+        "what a dead run left is not swept",
+        (f"{_P}/test_sweep.py::test_the_next_start_ends_what_a_dead_run_left",),
+        (_one("_sweep.py", "        if not left.processes:", "        if True:"),),
+    ),
+    Mutant(
+        "a pid is taken for a process",
+        (f"{_P}/test_sweep.py::test_a_pid_that_changed_hands_is_never_touched",),
+        (
+            _one("_process.py", "(start is not None and stat.start != start)", "False"),
+            _one("_leftovers.py", "stat.start != ", "stat.start < 0 and stat.start != "),
+        ),
+    ),
+    Mutant(
+        "a broken group is drained",
+        (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
+        (
+            _one(
+                "_core.py",
+                'self.stop(Action.SIGTERM, math.inf, "a fault")',
+                'self.stop(Action.DRAIN, math.inf, "a fault")',
+            ),
+        ),
+    ),
+)
+
+
+class Outcome(NamedTuple):
+    """What the tests said of a mutant."""
+
+    red: bool
+    took_s: float
+    by: str
+
+
+def _pytest(source: Path, tests: tuple[str, ...], log: Path) -> subprocess.CompletedProcess[str]:
+    runtime = log.with_suffix(".runtime")
+    runtime.mkdir(mode=0o700)
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
+            *("--timeout", str(HANG_S), "-o", "faulthandler_timeout=0", *tests),
+        ],
+        cwd=ROOT,
+        # Before the editable install's own path; keeper and children are run by path, from here.
+        env={**os.environ, "PYTHONPATH": str(source), "XDG_RUNTIME_DIR": str(runtime)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+
+
+def _apply(source: Path, changes: tuple[Change, ...]) -> None:
+    for change in changes:
+        path = source / "stopbath" / change.file
+        text = path.read_text()
+        if text.count(change.old) != 1:
+            raise LookupError(
+                f"{change.file} has {text.count(change.old)} times what is replaced: "
+                f"{change.old.strip()[:60]!r}"
+            )
+        path.write_text(text.replace(change.old, change.new))
+
+
+def _try(home: Path, mutant: Mutant) -> Outcome:
+    source = Path(tempfile.mkdtemp(dir=home)) / "src"
+    shutil.copytree(
+        ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+    )
+    began = time.monotonic()
+    try:
+        _apply(source, mutant.changes)
+        done = _pytest(source, mutant.tests, source.parent / "log")
+    except LookupError as error:
+        return Outcome(False, 0.0, f"cannot be made: {error}")
+    except subprocess.TimeoutExpired:
+        return Outcome(True, time.monotonic() - began, "its tests came to no end")
+    took = time.monotonic() - began
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    # 1: tests failed; a hang ends pytest with the stacks of all threads.
+    red = done.returncode == 1
+    by = failed[0].split("::", 1)[-1].split(" - ")[0] if failed else "a hang" if red else ""
+    return Outcome(red, took, by or f"pytest ended with {done.returncode}")
+
+
+def _check_clean(home: Path) -> str:
+    """The same tests are green without a mutant, or a red would prove nothing."""
+    tests = tuple(sorted({test for mutant in MUTANTS for test in mutant.tests}))
+    folder = Path(tempfile.mkdtemp(dir=home))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stdout[-1500:]
+
+
+def main(names: list[str]) -> int:
+    """Try every mutant, or those whose names hold one of `names`; print a table."""
+    chosen = [it for it in MUTANTS if not names or any(name in it.name for name in names)]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stopbath-mutants-") as folder:
+        home = Path(folder)
+        problem = "" if names else _check_clean(home)
+        if problem:
+            sys.stdout.write(f"the suite is red without a mutant:\n{problem}\n")
+            return 1
+        with ThreadPoolExecutor(JOBS) as pool:
+            outcomes = list(pool.map(lambda mutant: _try(home, mutant), chosen))
+    sys.stdout.write(f"{'MUTANT':<42} {'SUITE':<9} {'TOOK':>6}  BY\n")
+    for mutant, outcome in zip(chosen, outcomes, strict=True):
+        word = "red" if outcome.red else "SURVIVED"
+        sys.stdout.write(f"{mutant.name:<42} {word:<9} {outcome.took_s:5.1f}s  {outcome.by[:60]}\n")
+    dead = sum(outcome.red for outcome in outcomes)
+    took = time.monotonic() - began
+    sys.stdout.write(f"{dead} of {len(outcomes)} noticed; {took:.0f} s\n")
+    return int(dead < len(outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
