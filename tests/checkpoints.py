@@ -9,18 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from text_parts import HIDDEN, clip, clip_tokenizer, qwen, qwen_tokenizer, t5
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-HIDDEN = 16
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WORDS = [
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "!",
-    *LETTERS,
-    *(f"{letter}</w>" for letter in LETTERS),
-]
 
 
 def sd3(path: Path, *, seed: int = 0) -> Path:
@@ -51,11 +43,11 @@ def sd3(path: Path, *, seed: int = 0) -> Path:
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=_vae(channels=(8, 16, 16), latent_channels=4),
-        text_encoder=_clip(projection=True),
+        text_encoder=clip(projection=True),
         tokenizer=tokenizer,
-        text_encoder_2=_clip(projection=True),
+        text_encoder_2=clip(projection=True),
         tokenizer_2=tokenizer,
-        text_encoder_3=_t5(2 * HIDDEN),
+        text_encoder_3=t5(2 * HIDDEN),
         tokenizer_3=tokenizer,
     )
     return _save(pipe, path, {"max_sequence_length": 16})
@@ -82,7 +74,7 @@ def sd15(path: Path, *, seed: int = 0) -> Path:
         ),
         scheduler=PNDMScheduler(skip_prk_steps=True, steps_offset=1),
         vae=_vae(channels=(8, 16), latent_channels=4),
-        text_encoder=_clip(projection=False),
+        text_encoder=clip(projection=False),
         tokenizer=clip_tokenizer(path),
         safety_checker=None,
         feature_extractor=None,
@@ -118,9 +110,9 @@ def sdxl(path: Path, *, seed: int = 0) -> Path:
         ),
         scheduler=EulerDiscreteScheduler(steps_offset=1, timestep_spacing="leading"),
         vae=_vae(channels=(8, 16), latent_channels=4),
-        text_encoder=_clip(projection=False),
+        text_encoder=clip(projection=False),
         tokenizer=tokenizer,
-        text_encoder_2=_clip(projection=True),
+        text_encoder_2=clip(projection=True),
         tokenizer_2=tokenizer,
         force_zeros_for_empty_prompt=True,
     )
@@ -135,7 +127,7 @@ def pixart(path: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     pipe = PixArtSigmaPipeline(
         tokenizer=clip_tokenizer(path),
-        text_encoder=_t5(HIDDEN),
+        text_encoder=t5(HIDDEN),
         vae=_vae(channels=(4, 4, 4, 4), latent_channels=4),
         transformer=PixArtTransformer2DModel(
             sample_size=32,
@@ -186,49 +178,10 @@ def qwen_image(path: Path, *, seed: int = 0) -> Path:
             latents_std=[1.0] * 4,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder=_qwen(),
-        tokenizer=_qwen_tokenizer(path),
+        text_encoder=qwen(),
+        tokenizer=qwen_tokenizer(path),
     )
     return _save(pipe, path, {"width": 32, "height": 32, "max_sequence_length": 32})
-
-
-def _qwen() -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    text = {
-        "vocab_size": 512,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [1, 1, 2],
-        },
-    }
-    vision = {
-        "depth": 1,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "out_hidden_size": HIDDEN,
-    }
-    return Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(text_config=text, vision_config=vision)
-    ).eval()
-
-
-def _qwen_tokenizer(path: Path) -> Any:
-    """Make a byte-level tokenizer without merges: it reads any text, a token a byte."""
-    from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import Qwen2Tokenizer
-
-    path.mkdir(parents=True, exist_ok=True)
-    vocabulary = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    vocabulary["<|endoftext|>"] = len(vocabulary)
-    return Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=1024)
 
 
 def flux(path: Path, *, seed: int = 0) -> Path:
@@ -257,9 +210,9 @@ def flux(path: Path, *, seed: int = 0) -> Path:
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=_vae(channels=(8, 16, 16), latent_channels=4),
-        text_encoder=_clip(projection=False),
+        text_encoder=clip(projection=False),
         tokenizer=tokenizer,
-        text_encoder_2=_t5(HIDDEN),
+        text_encoder_2=t5(HIDDEN),
         tokenizer_2=tokenizer,
     )
     defaults = {"width": 32, "height": 32, "max_sequence_length": 16}
@@ -288,41 +241,3 @@ def _vae(*, channels: tuple[int, ...], latent_channels: int) -> Any:
         shift_factor=0.0,
         scaling_factor=1.0,
     )
-
-
-def _clip(*, projection: bool) -> Any:
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-
-    config = CLIPTextConfig(
-        vocab_size=len(WORDS),
-        hidden_size=HIDDEN,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        projection_dim=HIDDEN,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
-    return (CLIPTextModelWithProjection if projection else CLIPTextModel)(config).eval()
-
-
-def _t5(width: int) -> Any:
-    from transformers import T5Config, T5EncoderModel
-
-    return T5EncoderModel(
-        T5Config(vocab_size=len(WORDS), d_model=width, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    ).eval()
-
-
-def clip_tokenizer(path: Path) -> Any:
-    """Make a CLIP tokenizer that knows letters and joins none of them."""
-    from transformers import CLIPTokenizer
-
-    path.mkdir(parents=True, exist_ok=True)
-    vocabulary, merges = path / "words.json", path / "merges.txt"
-    vocabulary.write_text(json.dumps({word: i for i, word in enumerate(WORDS)}))
-    merges.write_text("#version: 0.2\n")
-    special = {"unk_token": "!"}
-    return CLIPTokenizer(vocab=str(vocabulary), merges=str(merges), model_max_length=16, **special)
