@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(420)
 
-JOBS = 3  # they wait more than they work
+JOBS = 2  # they wait more than they work, but not when they start
 CONTROLS = {(it.injection, it.face): it.id for it in reversed(SCENARIOS)}
 
 
@@ -56,6 +56,10 @@ def test_nothing_is_left(ident: str) -> None:
         pytest.skip(result["problems"][0])
     assert result["state"] == "ok", f"{result['title']}: {result['left']} {result['problems']}"
     assert result["left"] == {}
+    if result["took_s"] > result["bound_s"]:  # beside others it measures the machine, too
+        alone = json.loads(drill("--json", "--jobs", "1", "--only", ident).stdout)["results"]
+        (result,) = (it for it in alone if not it["control"])
+    assert result["state"] == "ok"
     assert result["took_s"] <= result["bound_s"]
 
 
