@@ -8,7 +8,6 @@ the worker is killed, and three moments are taken from that on: the group knows 
 worker is reaped, and the driver's ledger has no claim of it and the device's total is back at
 the round's baseline. Prints SKIP and exits 0 where there is no GPU or no nvidia-ml-py.
 """
-# ruff: noqa: T201  (a script prints)
 
 from __future__ import annotations
 
