@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = 2
-LONGEST_S = 90.0  # a test that hangs has noticed too
+LONGEST_S = 120.0  # a test that hangs has noticed too
 HANG_S = 25.0  # for one test
 
 
@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "a deadline for each worker",
-        (f"{_STOP}::test_sixteen_that_ignore_everything_are_gone_by_the_deadline",),
+        (f"{_STOP}::test_sixteen_that_ignore_everything_are_gone_by_the_deadline[1.0]",),
         (
             _one(
                 "_core.py",
@@ -276,7 +276,7 @@ MUTANTS = (
         (f"{_P}/test_sweep.py::test_a_pid_that_changed_hands_is_never_touched",),
         (
             _one("_process.py", "(start is not None and stat.start != start)", "False"),
-            _one("_leftovers.py", "stat.start != ", "stat.start < 0 and stat.start != "),
+            _one("_leftovers.py", "found.start != start", "start < 0"),
         ),
     ),
     Mutant(
@@ -355,16 +355,16 @@ def _try(home: Path, mutant: Mutant) -> Outcome:
 def _check_clean(home: Path) -> str:
     """The same tests are green without a mutant, or a red would prove nothing."""
     tests = tuple(sorted({test for mutant in MUTANTS for test in mutant.tests}))
-    folder = Path(tempfile.mkdtemp(dir=home))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=ROOT,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return "" if done.returncode == 0 else done.stdout[-1500:]
+    said = ""
+    for _ in range(2):  # a bound may be missed once on a busy machine
+        try:
+            done = _pytest(ROOT / "src", tests, Path(tempfile.mkdtemp(dir=home)) / "log")
+        except subprocess.TimeoutExpired:
+            return "its tests came to no end"
+        if done.returncode == 0:
+            return ""
+        said = done.stdout[-1500:]
+    return said
 
 
 def main(names: list[str]) -> int:
