@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from stopbath.lifecycle import ProcessRef
+from stopbath.lifecycle._process import become_subreaper, children, reap_pid
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = 2
@@ -316,7 +320,8 @@ def _pytest(source: Path, tests: tuple[str, ...], log: Path) -> subprocess.Compl
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
-            *("--timeout", str(HANG_S), "-o", "faulthandler_timeout=0", *tests),
+            *("--timeout", str(HANG_S), "-o", "faulthandler_timeout=0"),
+            *("--basetemp", str(log.with_suffix(".tests")), *tests),
         ],
         cwd=ROOT,
         # Before the editable install's own path; keeper and children are run by path, from here.
@@ -326,6 +331,28 @@ def _pytest(source: Path, tests: tuple[str, ...], log: Path) -> subprocess.Compl
         timeout=LONGEST_S,
         check=False,
     )
+
+
+def _end_left(home: Path) -> None:
+    """End what the mutants have left, which is what mutants do; then sweep their records."""
+    by = time.monotonic() + 5.0
+    while (pids := children()) and time.monotonic() < by:
+        for pid in pids:
+            try:
+                ref = ProcessRef.open(pid)
+            except ProcessLookupError:
+                continue
+            ref.send(signal.SIGKILL)
+            ref.dead(wait_s=0.5)
+            reap_pid(pid)
+            ref.close()
+    for runtime in {record.parent.parent for record in home.rglob("*.run")}:
+        subprocess.run(
+            [sys.executable, "-m", "stopbath", "sweep", "--yes"],
+            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+            capture_output=True,
+            check=False,
+        )
 
 
 def _apply(source: Path, changes: tuple[Change, ...]) -> None:
@@ -381,6 +408,7 @@ def main(names: list[str]) -> int:
     """Try every mutant, or those whose names hold one of `names`; print a table."""
     chosen = [it for it in MUTANTS if not names or any(name in it.name for name in names)]
     began = time.monotonic()
+    become_subreaper()
     with tempfile.TemporaryDirectory(prefix="stopbath-mutants-") as folder:
         home = Path(folder)
         problem = "" if names else _check_clean(home)
@@ -389,6 +417,7 @@ def main(names: list[str]) -> int:
             return 1
         with ThreadPoolExecutor(JOBS) as pool:
             outcomes = list(pool.map(lambda mutant: _try(home, mutant), chosen))
+        _end_left(home)
     sys.stdout.write(f"{'MUTANT':<42} {'SUITE':<9} {'TOOK':>6}  BY\n")
     for mutant, outcome in zip(chosen, outcomes, strict=True):
         word = "red" if outcome.red else "SURVIVED"

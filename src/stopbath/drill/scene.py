@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stopbath.drill.habits import TOLD
 from stopbath.drill.ledger import COOKIE, Ledger, Place
 from stopbath.lifecycle import ProcessRef
+from stopbath.lifecycle._containment import remove_tree
 from stopbath.lifecycle._process import read_stat
 
 if TYPE_CHECKING:
@@ -245,10 +246,10 @@ class Scene:
     def end_all(self) -> None:
         """End whatever of this scenario still lives; in passes, as forks race with a look."""
         for _ in range(200):
-            pids = self.ledger().pids()
-            if not pids:
-                return
-            for pid in pids:
+            ledger = self.ledger()
+            if not ledger.processes:
+                break
+            for pid in ledger.pids():
                 with suppress(ProcessLookupError):
                     ref = ProcessRef.open(pid)
                     ref.send(9)
@@ -256,6 +257,8 @@ class Scene:
             if self.front is not None:
                 self.front.poll()
             pause(_LOOK_S)
+        for path in self.ledger().cgroups:
+            remove_tree(path)
 
 
 def pause(seconds: float) -> None:
