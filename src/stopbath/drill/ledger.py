@@ -14,7 +14,7 @@ from stopbath.lifecycle._process import read_stat, reap_pid
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["COOKIE", "Ledger", "Place"]
+__all__ = ["COOKIE", "Ledger", "Place", "records"]
 
 COOKIE = "STOPBATH_DRILL"
 """In the environment of everything a scenario starts, at any distance, unless it is erased."""
@@ -59,7 +59,7 @@ class Ledger(NamedTuple):
             frozenset(_shared_memory(set(pids), place.cookie)),
             files,
             frozenset(_listening(inodes)),
-            frozenset(_locks({os.stat(file).st_ino for file in files if os.path.isfile(file)})),  # noqa: PTH113, PTH116  (strings)
+            frozenset(_locks(set(_numbers(files)))),
             frozenset(_cgroups(place.runtime)),
             frozenset(it for it in held if it.startswith("fd")),
             frozenset(it for it in held if it.startswith("thread")),
@@ -113,6 +113,17 @@ def _name(pid: int) -> str:
 def _files(home: Path) -> Iterator[str]:
     for where, folders, names in os.walk(home):  # what goes meanwhile is passed over
         yield from (f"{where}/{name}" for name in (*folders, *names))
+
+
+def records(home: Path) -> Iterator[Path]:
+    """Give the records of runs below a runtime directory."""
+    yield from (Path(file) for file in _files(home) if file.endswith(".run"))
+
+
+def _numbers(files: frozenset[str]) -> Iterator[int]:
+    for file in files:
+        with suppress(OSError):
+            yield Path(file).stat().st_ino
 
 
 def _shared_memory(run: set[int], cookie: str) -> Iterator[str]:
@@ -191,7 +202,7 @@ def _cgroups(runtime: Path) -> Iterator[str]:
     if own is not None:
         noted = runtime.parent / "cgroups"
         known = set(noted.read_text().split()) if noted.exists() else set()
-        for record in runtime.rglob("*.run"):
+        for record in records(runtime):
             with suppress(OSError):
                 for line in record.read_text(errors="replace").splitlines():
                     with suppress(ValueError):

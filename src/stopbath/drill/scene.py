@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from stopbath.drill.habits import TOLD
-from stopbath.drill.ledger import COOKIE, Ledger, Place
+from stopbath.drill.ledger import COOKIE, Ledger, Place, records
 from stopbath.lifecycle import ProcessRef
 from stopbath.lifecycle._containment import remove_tree
 from stopbath.lifecycle._process import read_stat
@@ -132,7 +132,7 @@ class Scene:
 
     def _learn(self) -> None:
         """Read who is who from the run's own record, and from what the processes have told."""
-        for record in self.runtime.rglob("*.run"):
+        for record in records(self.runtime):
             with suppress(OSError):
                 for line in record.read_text(errors="replace").splitlines():
                     with suppress(ValueError):

@@ -54,7 +54,10 @@ class _Play:
         if scene.control:
             return self._result("unverified" if why else "wrong", why or "the control verified")
         if scenario.then is not None:
-            scenario.then(scene)
+            try:
+                scenario.then(scene)
+            except (SetupFailed, OSError) as error:
+                why = f"{type(error).__name__}: {error}"
         self._await(scene.hit_at)
         problems = [text for check in scenario.expect if (text := _checked(check, scene))]
         if scenario.survivor or scenario.swept:
