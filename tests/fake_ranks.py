@@ -106,12 +106,17 @@ def meet(rank: int) -> Any:
     return wait_in_a_collective
 
 
+def hang() -> None:
+    """Never come back."""
+    threading.Event().wait()
+
+
 def generate(params: Any, watch: CallWatch) -> Any:
     """Answer a request as its prompt says: "hold" computes until cancelled, "meet" hangs."""
     if params["prompt"] == "hold":
         hold(params, watch)
     if params["prompt"] == "hang":
-        threading.Event().wait()
+        hang()
     watch.progress(1, 1)
     return {"id": params["id"], "images_b64": [b"aW1hZ2U="] * params["n"], "seconds": 0.0}
 

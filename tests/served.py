@@ -32,7 +32,7 @@ def server(ctx: Any, config: dict[str, Any]) -> None:
     """Be the server process."""
     from stopbath.server import main
 
-    raise SystemExit(main.run(ctx, config, main.multiproc("fake_ranks:main")))
+    raise SystemExit(main.run(ctx, config, main.executors("fake_ranks:main")))
 
 
 class Answer:

@@ -15,8 +15,9 @@ __all__ = ["BUNDLED", "ServeConfig", "environment"]
 BUNDLED = "bundled"
 """The name that stands for the model that ships in the package."""
 
-Parallel = Literal["none", "cfg"]
+Parallel = Literal["none", "cfg", "ulysses"]
 Mode = Literal["request", "step"]
+ExecutorKind = Literal["multiproc", "inproc"]
 OnEngineDeath = Literal["exit", "hold", "restart"]
 
 
@@ -33,6 +34,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     parallel: Parallel = "none"
     mode: Mode = "request"  # one request at a time, or the steps of several in batches
     max_batch: int = 16  # pictures that step mode works on at once
+    executor: ExecutorKind = "multiproc"  # ranks as processes, or as threads for debugging
     device: str = "auto"  # auto, cpu, cuda
     drain_s: float = 5.0
     terminate_s: float = 2.0
@@ -83,14 +85,20 @@ def _check_counts(config: ServeConfig) -> None:
 
 
 def _check_ranks(config: ServeConfig) -> None:
-    if config.mode == "step" and config.ranks > 1:
-        # Ranks that admit and leave on their own would part in the middle of a collective.
-        raise UsageError(f"--mode step runs on 1 rank per replica, not on {config.ranks}")
     if config.parallel == "cfg" and config.ranks != 2:  # noqa: PLR2004
         raise UsageError(f"--parallel cfg runs on 2 ranks, not on {config.ranks}")
+    if config.parallel == "ulysses" and config.ranks < 2:  # noqa: PLR2004
+        raise UsageError("--parallel ulysses runs on 2 ranks or more, not on 1")
     if config.parallel == "none" and config.ranks > 1:
         raise UsageError(
-            f"--ranks {config.ranks} needs a way to share the work: --ranks 2 --parallel cfg"
+            f"--ranks {config.ranks} needs a way to share the work: "
+            f"--ranks 2 --parallel cfg, or --ranks {config.ranks} --parallel ulysses"
+        )
+
+    if config.executor == "inproc" and config.ranks > 1:
+        raise UsageError(
+            f"--executor inproc runs on 1 rank, not on {config.ranks}: "
+            "torch.distributed knows one rank per process"
         )
 
 

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import fake_ranks
 from stopbath.config import ServeConfig
-from stopbath.errors import DeadlinePassed, Draining, Overloaded, WorkerLost
+from stopbath.errors import (
+    DeadlinePassed,
+    Draining,
+    Overloaded,
+    RequestStuck,
+    UsageError,
+    WorkerLost,
+)
 from stopbath.executor import multiproc
+from stopbath.executor.inproc import InprocExecutor
 from stopbath.executor.multiproc import MultiprocExecutor
 from stopbath.lifecycle import Deadline, GroupState, StartupError, WorkerState
 from stopbath.messages import CANCELLED
@@ -26,16 +35,27 @@ WAIT_S = 15.0
 TARGET = "fake_ranks:main"
 
 
-def executor(ranks: int = 2, model: str = "fake") -> MultiprocExecutor:
+def executor(
+    ranks: int = 2, model: str = "fake", kind: type[MultiprocExecutor] = MultiprocExecutor
+) -> MultiprocExecutor:
     config = ServeConfig(
         model=model, ranks=ranks, parallel="cfg" if ranks > 1 else "none", drain_s=2.0
     )
-    return MultiprocExecutor(config, "replica0", target=TARGET)
+    return kind(config, "replica0", target=TARGET)
+
+
+@pytest.fixture(params=[MultiprocExecutor, InprocExecutor], ids=["multiproc", "inproc"])
+def kind(request: pytest.FixtureRequest) -> type[MultiprocExecutor]:
+    """Ranks as processes and ranks as threads, for what both promise."""
+    made: type[MultiprocExecutor] = request.param
+    return made
 
 
 @contextlib.contextmanager
-def running(ranks: int = 2, model: str = "fake") -> Iterator[MultiprocExecutor]:
-    replica = executor(ranks, model)
+def running(
+    ranks: int = 2, model: str = "fake", kind: type[MultiprocExecutor] = MultiprocExecutor
+) -> Iterator[MultiprocExecutor]:
+    replica = executor(ranks, model, kind)
     replica.start()
     try:
         assert replica.wait_ready(Deadline.after(WAIT_S)).family == "fake"
@@ -60,8 +80,8 @@ def count_fds_and_threads() -> tuple[int, int]:
     return sum(1 for _ in Path("/proc/self/fd").iterdir()), threading.active_count()
 
 
-def test_calls_reach_all_ranks_or_answer_from_the_first() -> None:
-    with running() as replica:
+def test_calls_reach_all_ranks_or_answer_from_the_first(kind: type[MultiprocExecutor]) -> None:
+    with running(kind=kind) as replica:
         assert answer(replica.call("rank", 5)) == [[0, 5], [1, 5]]
         assert answer(replica.call("rank", 6, ranks="first")) == [[0, 6]]
         status = replica.status()
@@ -70,18 +90,20 @@ def test_calls_reach_all_ranks_or_answer_from_the_first() -> None:
         assert all(rank.pid and rank.last_progress_s is not None for rank in status.ranks)
 
 
-def test_everything_is_given_back() -> None:
+def test_everything_is_given_back(kind: type[MultiprocExecutor]) -> None:
     """Threads and descriptors are as many after a replica's life as before."""
     before = count_fds_and_threads()
     for _ in range(3):
-        with running() as replica:
+        with running(kind=kind) as replica:
             answer(replica.call("rank", "x" * 200_000))
             replica.call("hold", None)
         assert count_fds_and_threads() == before
 
 
-def test_a_cancel_ends_the_call_on_all_ranks_and_the_next_call_works() -> None:
-    with running() as replica:
+def test_a_cancel_ends_the_call_on_all_ranks_and_the_next_call_works(
+    kind: type[MultiprocExecutor],
+) -> None:
+    with running(kind=kind) as replica:
         held = begun(replica, "hold")
         replica.cancel(held.id)
         assert [o.error_kind for o in held.future.result(WAIT_S)] == [CANCELLED] * 2
@@ -89,8 +111,8 @@ def test_a_cancel_ends_the_call_on_all_ranks_and_the_next_call_works() -> None:
         assert answer(replica.call("rank", 1)) == [[0, 1], [1, 1]]
 
 
-def test_a_deadline_ends_the_future_and_frees_the_ranks() -> None:
-    with running() as replica:
+def test_a_deadline_ends_the_future_and_frees_the_ranks(kind: type[MultiprocExecutor]) -> None:
+    with running(kind=kind) as replica:
         began = time.monotonic()
         held = replica.call("brood", None, deadline=Deadline.after(0.2))
         with pytest.raises(DeadlinePassed):
@@ -148,17 +170,21 @@ def answer_within(handle: Any, wait_s: float) -> Any:
     return None
 
 
-def test_a_rank_that_hangs_up_and_lives_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_hangs_up_and_lives_ends_the_replica(
+    monkeypatch: pytest.MonkeyPatch, kind: type[MultiprocExecutor]
+) -> None:
     """No death follows the end of the channel: after a while that end is the cause itself."""
     monkeypatch.setattr(multiproc, "_SUSPECT_S", 0.2)
-    with running(1, "lingers") as replica:
+    with running(1, "lingers", kind) as replica:
         lost = replica.call("hang_up", None)
         with pytest.raises(WorkerLost, match=r"rank0 .*closed its data channel"):
             lost.future.result(WAIT_S)
 
 
-def test_a_stop_ends_pending_calls_first_and_leaves_the_ranks_drained() -> None:
-    replica = executor()
+def test_a_stop_ends_pending_calls_first_and_leaves_the_ranks_drained(
+    kind: type[MultiprocExecutor],
+) -> None:
+    replica = executor(kind=kind)
     replica.start()
     replica.wait_ready(Deadline.after(WAIT_S))
     held = begun(replica, "hold")
@@ -172,9 +198,9 @@ def test_a_stop_ends_pending_calls_first_and_leaves_the_ranks_drained() -> None:
     assert replica.shutdown(Deadline.after(1)).clean
 
 
-def test_a_failed_start_names_the_rank_and_leaves_nothing() -> None:
+def test_a_failed_start_names_the_rank_and_leaves_nothing(kind: type[MultiprocExecutor]) -> None:
     before = count_fds_and_threads()
-    replica = executor(model="raises")
+    replica = executor(model="raises", kind=kind)
     replica.start()
     with pytest.raises(StartupError, match="rank1 raised RuntimeError: no such weights"):
         replica.wait_ready(Deadline.after(WAIT_S))
@@ -196,8 +222,8 @@ def test_a_frozen_rank_never_blocks_the_caller() -> None:
             calls[-1].future.result(0)
 
 
-def test_a_callback_that_raises_does_not_end_the_pump() -> None:
-    with running(1) as replica:
+def test_a_callback_that_raises_does_not_end_the_pump(kind: type[MultiprocExecutor]) -> None:
+    with running(1, kind=kind) as replica:
         call = replica.call("rank", 1)
 
         def explode(_future: object) -> None:
@@ -208,9 +234,9 @@ def test_a_callback_that_raises_does_not_end_the_pump() -> None:
         assert answer(replica.call("rank", 2)) == [[0, 2]]
 
 
-def test_a_callback_may_shut_the_executor_down() -> None:
+def test_a_callback_may_shut_the_executor_down(kind: type[MultiprocExecutor]) -> None:
     """The pump does not wait for itself."""
-    with running(1) as replica:
+    with running(1, kind=kind) as replica:
         done = threading.Event()
 
         def stop(_future: object) -> None:
@@ -219,3 +245,33 @@ def test_a_callback_may_shut_the_executor_down() -> None:
 
         replica.call("rank", 1).future.add_done_callback(stop)
         assert done.wait(WAIT_S)
+
+
+def test_what_a_thread_does_not_end_is_named_and_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A call that hangs cannot be ended in this process: its requests fail and it is a survivor."""
+    config = ServeConfig(model="fake", drain_s=0.2, terminate_s=0.1, kill_s=0.1, step_budget_s=0.3)
+    replica = InprocExecutor(config, "replica0", target=TARGET)
+    release = threading.Event()
+    monkeypatch.setattr(fake_ranks, "hang", release.wait)
+    replica.start()
+    replica.wait_ready(Deadline.after(WAIT_S))
+    stuck = replica.call("generate", {"prompt": "hang"})
+    with pytest.raises(RequestStuck, match=r"rank0 .*made no progress for 0.3 s"):
+        stuck.future.result(WAIT_S)
+    report = replica.shutdown(Deadline.after(WAIT_S))
+    assert report.duration_s < 1.0
+    assert [(s.name, s.pid) for s in report.survivors] == [("replica0/rank0", os.getpid())]
+    assert "in generate" in report.survivors[0].evidence["stack"]
+    assert "fake_ranks.py" in capfd.readouterr().err, "its stack is in the log"
+    release.set()
+    by = Deadline.after(WAIT_S)
+    while replica.shutdown(by).survivors:
+        assert not by.passed
+    assert replica.shutdown(by).workers[0].outcome == "exited"
+
+
+def test_an_executor_in_this_process_has_one_rank() -> None:
+    with pytest.raises(UsageError, match="--executor inproc runs on 1 rank, not on 2"):
+        ServeConfig(ranks=2, parallel="cfg", executor="inproc").checked()

@@ -166,3 +166,16 @@ def test_a_stuck_rank_is_treated_as_a_death(tmp_path: Path) -> None:
         server.ready(200)
         assert server.ask().wait()[0].status_code == 200
         assert server.stop() == 0
+
+
+def test_a_rank_inside_the_server_answers_and_leaves_with_it(tmp_path: Path) -> None:
+    """`--executor inproc`: the rank's pid is the server's, and the server says what that means."""
+    with serve(tmp_path, executor="inproc") as server:
+        server.hear("(--executor inproc): a call that hangs cannot be ended")
+        assert server.pid() == server.status()["server_pid"]
+        assert server.ask(prompt="seven").wait()[0].status_code == 200
+        held = server.ask(prompt="hold")
+        server.running(1)
+        assert server.stop() == 0
+        assert held.wait()[0].status_code == 503
+    assert server.report["clean"]

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from stopbath.cli.launch import become_guardian
-from stopbath.config import BUNDLED, Mode, OnEngineDeath, Parallel, ServeConfig
+from stopbath.config import BUNDLED, ExecutorKind, Mode, OnEngineDeath, Parallel, ServeConfig
 from stopbath.errors import UsageError
 
 __all__ = ["serve"]
@@ -30,12 +30,18 @@ def serve(
     replicas: Annotated[int, typer.Option(help="Copies of the model, each on its own ranks.")] = 1,
     parallel: Annotated[
         Parallel | None,
-        typer.Option(help="How ranks share the work; with 2 ranks cfg is the default."),
+        typer.Option(
+            help="Ranks share guidance's halves (cfg, default for 2) or tokens (ulysses)."
+        ),
     ] = None,
     mode: Annotated[
         Mode, typer.Option(help="One request at a time, or steps of several requests in batches.")
     ] = "request",
     max_batch: Annotated[int, typer.Option(help="Pictures in a batch of step mode.")] = 16,
+    executor: Annotated[
+        ExecutorKind,
+        typer.Option(help="Ranks as processes, or as threads of the server for debugging."),
+    ] = "multiproc",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     drain: Annotated[float, typer.Option(help="Seconds to finish what was accepted.")] = 5.0,
     terminate: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.")] = 2.0,
@@ -84,6 +90,7 @@ def serve(
         parallel=parallel or ("cfg" if ranks == 2 else "none"),  # noqa: PLR2004
         mode=mode,
         max_batch=max_batch,
+        executor=executor,
         device=device,
         drain_s=drain,
         terminate_s=terminate,

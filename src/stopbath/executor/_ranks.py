@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from stopbath.config import ServeConfig
+    from stopbath.executor._threads import ThreadGroup, ThreadWorker
     from stopbath.lifecycle import Cause, WorkerGroup, WorkerView
 
 __all__ = ["TARGET", "describe", "status_of"]
@@ -72,7 +73,10 @@ def describe(
 
 
 def status_of(
-    name: str, group: WorkerGroup | None, cause: Cause | None, heard_s: Sequence[float | None]
+    name: str,
+    group: WorkerGroup | ThreadGroup | None,
+    cause: Cause | None,
+    heard_s: Sequence[float | None],
 ) -> ReplicaStatus:
     """Say how a replica is. `heard_s` holds when each rank last said something, by rank."""
     if group is None:
@@ -81,7 +85,7 @@ def status_of(
     return ReplicaStatus(name, group.state, cause or group.cause, ranks)
 
 
-def _rank_status(view: WorkerView, heard: float | None) -> RankStatus:
+def _rank_status(view: WorkerView | ThreadWorker, heard: float | None) -> RankStatus:
     said_s = view.last_progress_s
     if heard is not None:
         answered_s = time.monotonic() - heard

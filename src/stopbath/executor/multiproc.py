@@ -33,11 +33,14 @@ from stopbath.messages import (
 from stopbath.wire import Channel, ChannelClosed, WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stopbath.config import ServeConfig
+    from stopbath.executor._threads import ThreadGroup
     from stopbath.executor.base import CallHandle, ReplicaStatus
-    from stopbath.lifecycle import Cause, ShutdownReport, Supervisor
+    from stopbath.lifecycle import Cause, ShutdownReport, Supervisor, WorkerSpec
+
+    Ranks = WorkerGroup | ThreadGroup
 
 __all__ = ["TARGET", "MultiprocExecutor"]
 
@@ -77,7 +80,7 @@ class MultiprocExecutor:
         self._target = target
         self._calls = CallTable(config.ranks)
         self._send_lock = threading.Lock()  # calls reach every rank in the same order
-        self._group: WorkerGroup | None = None
+        self._group: Ranks | None = None
         self._pump: Pump | None = None
         self._channels: list[Channel[FromRank]] = []
         self._heard_s: list[float | None] = [None] * config.ranks
@@ -102,13 +105,8 @@ class MultiprocExecutor:
         with ExitStack() as ours, ExitStack() as theirs:
             socks, specs = describe(config, self._name, self._target, ours, theirs)
             channels: list[Channel[FromRank]] = [Channel(sock, FromRank) for sock in socks]
-            group = WorkerGroup(
-                self._name,
-                specs,
-                escalation=Escalation(config.drain_s, config.terminate_s, config.kill_s),
-                supervisor=self._supervisor,
-                start_s=config.start_s,
-            )
+            graces = Escalation(config.drain_s, config.terminate_s, config.kill_s)
+            group = self._new_group(specs, graces)
             group.on_failure(self._on_group_failure)
             group.start()
             self._group = group
@@ -122,6 +120,15 @@ class MultiprocExecutor:
                 on_due=self._on_due,
             )
             ours.pop_all()  # the pump's now
+
+    def _new_group(self, specs: Sequence[WorkerSpec], escalation: Escalation) -> Ranks:
+        return WorkerGroup(
+            self._name,
+            specs,
+            escalation=escalation,
+            supervisor=self._supervisor,
+            start_s=self._config.start_s,
+        )
 
     def wait_ready(self, by: Deadline) -> ModelInfo:
         """Wait until every rank is ready; `StartupError` names the one that failed."""
@@ -152,7 +159,7 @@ class MultiprocExecutor:
         """Shorten a stop to SIGKILL now."""
         self._started().kill()
 
-    def _started(self) -> WorkerGroup:
+    def _started(self) -> Ranks:
         if self._group is None:
             raise RuntimeError(f"replica {self._name} was never started")
         return self._group

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stopbath.lifecycle import StartRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from PIL.Image import Image
     from torch import Tensor
@@ -26,6 +27,7 @@ __all__ = [
     "Pipeline",
     "RequestPipeline",
     "Sample",
+    "Split",
     "StepPipeline",
     "Watch",
 ]
@@ -64,6 +66,32 @@ class Watch(Protocol):
 
     def progress(self, step: int, steps: int) -> None:
         """Say that `step` of `steps` (from 1) is done; must not block."""
+        ...
+
+
+class Split(Protocol):
+    """How the ranks of a replica compute the steps of one request together."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the replica."""
+        ...
+
+    @property
+    def sharing(self) -> bool:
+        """Whether the call in hand shares its steps, so that all ranks must leave it together."""
+        ...
+
+    def prove(self, run: Callable[[], Tensor]) -> None:
+        """Begin to share, on all ranks at the same time; `run` gives the latents of a guided run.
+
+        Raises:
+            ModelUnusable: this model cannot be shared like that.
+        """
+        ...
+
+    def together(self, watch: Watch, rows: int) -> AbstractContextManager[None]:
+        """Run one call with the peers; `rows` is the number of its pictures."""
         ...
 
 

@@ -18,7 +18,7 @@ from stopbath.pipelines.joint import JointCall, Peers
 from stopbath.pipelines.loader import denoiser_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -42,7 +42,7 @@ class _Mode(enum.Enum):
 
 
 class CfgSplit:
-    """Stands between a pipeline and its denoiser; the pipeline itself stays as it is.
+    """Stands between a pipeline and its denoiser; implements `Split`.
 
     One per pipeline. Not thread-safe: a rank computes one call at a time.
 
@@ -79,8 +79,7 @@ class CfgSplit:
         """Whether the call in hand shares its steps; see `JointCall.sharing`."""
         return self._call is not None and self._call.sharing
 
-    @contextmanager
-    def probing(self) -> Iterator[None]:
+    def prove(self, run: Callable[[], Tensor]) -> None:
         """Watch a guided one-picture run, and judge afterwards whether it can be split.
 
         Raises:
@@ -88,7 +87,7 @@ class CfgSplit:
         """
         self._mode, self._rows = _Mode.PROBING, 1
         try:
-            yield
+            run()
         finally:
             self._mode = _Mode.PLAIN
         if self._out_channels is None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from stopbath.messages import GenerationRequest, ModelInfo
-    from stopbath.pipelines.base import Watch
-    from stopbath.pipelines.cfg import CfgSplit
+    from stopbath.pipelines.base import Split, Watch
 
 __all__ = ["DiffusersPipeline", "check_request", "generators_of", "warm_up_request"]
 
@@ -90,7 +89,7 @@ class DiffusersPipeline:
     """
 
     def __init__(
-        self, pipe: Any, defaults: ModelDefaults, device: str, split: CfgSplit | None = None
+        self, pipe: Any, defaults: ModelDefaults, device: str, split: Split | None = None
     ) -> None:
         self.pipe = pipe
         self.info: ModelInfo = model_info(pipe, defaults, device)
@@ -104,7 +103,7 @@ class DiffusersPipeline:
         pipe, defaults = load_pipeline(model, device)
         return cls(pipe, defaults, device)
 
-    def share(self, split: CfgSplit) -> None:
+    def share(self, split: Split) -> None:
         """Compute with the peers of `split` from here on.
 
         Raises:
@@ -112,8 +111,7 @@ class DiffusersPipeline:
         """
         request = warm_up_request(self.info)
         guided = msgspec.structs.replace(request, guidance_scale=max(2.0, request.guidance_scale))
-        with split.probing():
-            self._run(guided, _NoWatch(), decode=False)
+        split.prove(lambda: self._run(guided, _NoWatch(), decode=False))
         self._split = split
 
     def warm_up(self) -> None:
@@ -130,10 +128,11 @@ class DiffusersPipeline:
         with together:
             # Inside, so that a rank that refuses the request says so to its peers.
             check_request(self.info, request)
-            images = self._run(request, watch, decode=first)
+            images: list[Image] = self._run(request, watch, decode=first)
         return images if first else []
 
-    def _run(self, request: GenerationRequest, watch: Watch, *, decode: bool) -> list[Image]:
+    def _run(self, request: GenerationRequest, watch: Watch, *, decode: bool) -> Any:
+        """Give the pictures, or the latents where nobody wants to see them."""
         generators = generators_of(request)
         arguments: dict[str, Any] = {
             "prompt": request.prompt,
@@ -157,8 +156,7 @@ class DiffusersPipeline:
             arguments["prompt"] = [request.prompt] * request.n
         arguments = {name: value for name, value in arguments.items() if name in self._accepts}
         with self._step_hook(arguments, watch, request.num_inference_steps):
-            images: list[Image] = self.pipe(**arguments).images
-        return images
+            return self.pipe(**arguments).images
 
     def _step_hook(
         self, arguments: dict[str, Any], watch: Watch, steps: int

@@ -127,6 +127,10 @@ class JointCall:
         parts = self._exchange(mine)
         return [part.view(mine.dtype).view(mine.shape) for part in parts]
 
+    def abandon(self) -> None:
+        """Make no exchange any more: the peers may sit in another collective for ever."""
+        self._phase = _Phase.OVER
+
     def _exchange(self, data: Tensor | None, own: Verdict = Verdict.GO) -> list[Tensor]:
         if own is Verdict.GO and self._cancelled():
             own = Verdict.CANCEL

@@ -14,6 +14,7 @@ from stopbath.pipelines.diffusers import check_request, warm_up_request
 from stopbath.pipelines.families import Flux, StableDiffusion3
 from stopbath.pipelines.loader import denoiser_of, load_pipeline, model_info
 from stopbath.pipelines.rows import LAYER_ROWS, MODEL_ROWS, padded, steady
+from stopbath.pipelines.rowsplit import RowSplit
 from stopbath.pipelines.unets import StableDiffusion, StableDiffusionXL
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stopbath.pipelines.base import Pipeline, Rows, Sample
     from stopbath.pipelines.families import Family
     from stopbath.pipelines.loader import ModelDefaults
+    from stopbath.pipelines.ulysses import UlyssesSplit
 
 __all__ = ["BatchedPipeline"]
 
@@ -59,6 +61,7 @@ class BatchedPipeline:
         self._family = _FAMILIES[name](pipe, defaults.max_sequence_length)
         self._stages: Pipeline = self._family
         self._texts: OrderedDict[str, Rows] = OrderedDict()
+        self._split: RowSplit | UlyssesSplit | None = None
         self._model_rows, self._text_rows = (MODEL_ROWS, LAYER_ROWS) if device == "cpu" else (1, 1)
 
     @classmethod
@@ -67,8 +70,16 @@ class BatchedPipeline:
         pipe, defaults = load_pipeline(model, device)
         return cls(pipe, defaults, device)
 
+    def share(self, split: RowSplit | UlyssesSplit) -> None:
+        """Compute with the peers of `split` once it is warm: a loop sees to it that all do."""
+        self._split = split
+
     def warm_up(self) -> None:
-        """Make a small picture and drop it, and have a row's bits not depend on the others."""
+        """Make a small picture and drop it, and have a row's bits not depend on the others.
+
+        Raises:
+            ModelUnusable: this model cannot be shared with the peers it was given.
+        """
         request = warm_up_request(self.info)
         if self._model_rows > 1:
             unguided = msgspec.structs.replace(request, guidance_scale=1.0)
@@ -76,12 +87,17 @@ class BatchedPipeline:
             self._model_rows = 1
             steady(denoiser_of(self.pipe), lambda: self.step([sample]))
             self._model_rows = MODEL_ROWS
+        if self._split is not None:
+            self._split.prove(lambda: self._made(request).latents)
+        self.finish([self._made(request)])
+
+    def _made(self, request: GenerationRequest) -> Sample:
         (sample,) = self._begin([request])
         while not sample.over:
             for error in self.step([sample]):
                 if error is not None:
                     raise error
-        self.finish([sample])
+        return sample
 
     # -- prompts ---------------------------------------------------------------------------
 
@@ -140,13 +156,10 @@ class BatchedPipeline:
         guided = [sample for sample in order if sample.negative is not None]
         parts = [*guided, *order]
         texts = [s.negative or s.positive for s in guided] + [s.positive for s in order]
-        multiple = self._model_rows
-        out = self._stages.denoise(
-            _joined([*inputs[: len(guided)], *inputs], multiple),
-            _joined(
-                _rows(parts, [t.reshape(1) for t in [*times[: len(guided)], *times]]), multiple
-            ),
-            {name: _joined(_rows(parts, [t[name] for t in texts]), multiple) for name in texts[0]},
+        out = self._denoise(
+            _joined([*inputs[: len(guided)], *inputs]),
+            _joined(_rows(parts, [t.reshape(1) for t in [*times[: len(guided)], *times]])),
+            {name: _joined(_rows(parts, [t[name] for t in texts])) for name in texts[0]},
             order[0].size,
         )
         counts = [sample.pictures for sample in order]
@@ -157,6 +170,19 @@ class BatchedPipeline:
             for sample, time, own in zip(order, times, prediction.split(counts), strict=True)
         }
         return [errors[id(sample)] for sample in samples]
+
+    def _denoise(
+        self, latents: Tensor, timesteps: Tensor, rows: Rows, size: tuple[int, int]
+    ) -> Tensor:
+        """Call the model for all rows, or have each rank call it for some."""
+        multiple, split = self._model_rows, self._split
+        if isinstance(split, RowSplit) and split.active:
+            whole = self._stages.denoise
+            return split.denoise(whole, latents, timesteps, rows, size, multiple=multiple)
+        filled = {name: padded(tensor, multiple) for name, tensor in rows.items()}
+        return self._stages.denoise(
+            padded(latents, multiple), padded(timesteps, multiple), filled, size
+        )
 
     # -- pictures --------------------------------------------------------------------------
 
@@ -198,9 +224,8 @@ def _rows(samples: Sequence[Sample], single: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _joined(parts: list[Tensor], multiple: int) -> Tensor:
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return padded(whole, multiple)
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _guided(guided: Sequence[Sample], without: Tensor, with_text: Tensor) -> Tensor:

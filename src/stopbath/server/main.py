@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     Build = Callable[[ServerContext, ServeConfig], Executor]
 
-__all__ = ["main", "multiproc", "run"]
+__all__ = ["executors", "main", "multiproc", "run"]
 
 _LAST_LINES_S = 0.5
 
 
 def main(ctx: ServerContext, config_builtins: dict[str, Any]) -> NoReturn:
     """Serve until the end, then leave with the code that says what the end was."""
-    raise SystemExit(run(ctx, config_builtins, multiproc()))
+    raise SystemExit(run(ctx, config_builtins, executors()))
 
 
 def run(ctx: ServerContext, config_builtins: dict[str, Any], build: Build) -> int:
@@ -70,6 +70,10 @@ def _run(
     except CannotListen as error:
         say(str(error))
         return {Ending.START_FAILED}
+    if config.executor == "inproc":
+        from stopbath.executor.inproc import WARNING
+
+        say(WARNING)
     with listener:
         try:
             fleet = Fleet(lambda one: build(ctx, one), config, say)
@@ -90,6 +94,21 @@ def _run(
             say(f"unexpected error\n{traceback.format_exc()}")
             fleet.kill()
             return {Ending.ERROR}
+
+
+def executors(target: str | None = None) -> Build:
+    """Give what makes the executors that the config asks for."""
+    in_processes = multiproc(target)
+
+    def build(ctx: ServerContext, config: ServeConfig) -> Executor:
+        if config.executor == "multiproc":
+            return in_processes(ctx, config)
+        from stopbath.executor.inproc import InprocExecutor
+        from stopbath.executor.multiproc import TARGET
+
+        return InprocExecutor(config, f"replica{config.replica}", target=target or TARGET)
+
+    return build
 
 
 def multiproc(target: str | None = None) -> Build:

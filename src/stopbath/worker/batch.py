@@ -17,7 +17,7 @@ from stopbath.worker.rank import result_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from PIL.Image import Image
 
@@ -81,10 +81,11 @@ class BatchLoop(RankLoop):
                 return
             for call in calls:
                 self._accept(call)
-            self._drop_unwanted()
+            self._drop(self._unwanted())
             self._admit()
             if self._running:
                 self._step()
+                self._finish([run for run in self._running if run.sample.over])
 
     def _accept(self, call: Call) -> None:
         if call.method != GENERATE or GENERATE in self._methods:
@@ -97,11 +98,16 @@ class BatchLoop(RankLoop):
             return
         self._waiting.append(_Waiting(self._watch(call), request, time.monotonic()))
 
-    def _drop_unwanted(self) -> None:
-        for waiting in [each for each in self._waiting if each.watch.cancelled]:
+    def _unwanted(self) -> set[int]:
+        """Give the calls that nobody wants any more."""
+        known = [each.watch for each in self._waiting] + [each.watch for each in self._running]
+        return {watch.call_id for watch in known if watch.cancelled}
+
+    def _drop(self, unwanted: Collection[int]) -> None:
+        for waiting in [each for each in self._waiting if each.watch.call_id in unwanted]:
             self._waiting.remove(waiting)
             self._fail(waiting.watch.call_id, Cancelled("given up before its first step"))
-        for run in [each for each in self._running if each.watch.cancelled]:
+        for run in [each for each in self._running if each.watch.call_id in unwanted]:
             done, steps = run.sample.steps_done, run.sample.steps
             self._leave([run], Cancelled(f"given up after step {done} of {steps}"))
 
@@ -120,11 +126,14 @@ class BatchLoop(RankLoop):
             return
         begun = self._pipeline.begin([waiting.request for waiting in admitted])
         for waiting, sample in zip(admitted, begun, strict=True):
-            if isinstance(sample, Exception):
-                self._fail(waiting.watch.call_id, sample)
-            else:
-                run = _Running(waiting.watch, waiting.request, waiting.began_s, sample)
-                self._running.append(run)
+            self._enter(waiting, sample)
+
+    def _enter(self, waiting: _Waiting, sample: Sample | Exception) -> None:
+        if isinstance(sample, Exception):
+            self._fail(waiting.watch.call_id, sample)
+        else:
+            run = _Running(waiting.watch, waiting.request, waiting.began_s, sample)
+            self._running.append(run)
 
     def _step(self) -> None:
         """Make one model call for the first in line and all who can share it."""
@@ -140,10 +149,12 @@ class BatchLoop(RankLoop):
             return
         for run, problem in zip(together, errors, strict=True):
             if problem is not None:
-                self._leave([run], problem)
+                self._stumble(run, problem)
             else:
                 run.watch.progress(run.sample.steps_done, run.sample.steps)
-        self._finish([run for run in together if run.sample.over])
+
+    def _stumble(self, run: _Running, problem: Exception) -> None:
+        self._leave([run], problem)
 
     def _finish(self, over: list[_Running]) -> None:
         if not over:

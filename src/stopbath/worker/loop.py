@@ -114,12 +114,15 @@ class RankLoop:
         except Exception as error:
             # Whatever a model, an extension or a bad request raises is this call's affair.
             self._send_failure(call.id, error)
-            if type(error).__name__ == PEER_LOST:
-                self._line.flush(Deadline.after(_LAST_FLUSH_S))
-                if not self._inbox.wait_over(Deadline.after(_LAST_WORD_S)):
-                    raise
+            if type(error).__name__ == PEER_LOST and not self._over_without_peers():
+                raise
         finally:
             self._inbox.done(call.id)
+
+    def _over_without_peers(self) -> bool:
+        """Leave the first word to the peers that were lost; whether it came, as a stop."""
+        self._line.flush(Deadline.after(_LAST_FLUSH_S))
+        return self._inbox.wait_over(Deadline.after(_LAST_WORD_S))
 
     def _run(self, call: Call, watch: CallWatch) -> Any:
         method = self._methods.get(call.method)

@@ -49,12 +49,14 @@ def main(
     why = loop.serve()
     if why is not None and not ctx.stopping.is_set():
         raise RuntimeError(why)
-    _leave()
+    if told.executor == "multiproc":
+        _leave()
 
 
 def _loop(data: socket.socket, served: Rank) -> RankLoop:
     from stopbath.pipelines.step import BatchedPipeline
     from stopbath.worker.batch import BatchLoop
+    from stopbath.worker.joint import JointBatchLoop
     from stopbath.worker.tensors import pack, tensor_of
 
     how: dict[str, Any] = {
@@ -65,7 +67,10 @@ def _loop(data: socket.socket, served: Rank) -> RankLoop:
         "after_failure": served.after_failure,
     }
     if isinstance(served.pipeline, BatchedPipeline):
-        return BatchLoop(data, served.methods, served.pipeline, served.config.max_batch, **how)
+        rest = served.methods, served.pipeline, served.config.max_batch
+        if served.peers is not None:
+            return JointBatchLoop(data, *rest, peers=served.peers, **how)
+        return BatchLoop(data, *rest, **how)
     return RankLoop(data, served.methods, **how)
 
 
@@ -86,9 +91,8 @@ def _load(
     ctx: WorkerContext, config: ServeConfig, rank: int, world_size: int, rendezvous: str
 ) -> Rank:
     ctx.progress("importing torch")
-    from stopbath.pipelines.cfg import CfgSplit
     from stopbath.pipelines.diffusers import DiffusersPipeline
-    from stopbath.pipelines.joint import Peers
+    from stopbath.pipelines.rowsplit import split_of
     from stopbath.pipelines.step import BatchedPipeline
     from stopbath.worker.rank import Rank
     from stopbath.worker.ranks import device_of, join, share_cores
@@ -107,8 +111,8 @@ def _load(
         ctx.progress(f"running {config.worker_extension}")
         _extend(config.worker_extension, served)
     ctx.progress("warming up")
-    if world_size > 1 and isinstance(pipeline, DiffusersPipeline):
-        pipeline.share(CfgSplit(pipeline.pipe, Peers(rank, world_size, device)))
+    if served.peers is not None:
+        pipeline.share(split_of(config.parallel, config.mode, pipeline.pipe, served.peers))
     pipeline.warm_up()
     return served
 

@@ -11,6 +11,7 @@ import torch
 
 from stopbath.messages import GENERATE, PING, GenerationRequest, GenerationResult
 from stopbath.pipelines.diffusers import DiffusersPipeline
+from stopbath.pipelines.joint import Peers
 from stopbath.worker.pictures import encode
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Rank:
         self.world_size = world_size
         self.device = device
         self.pipeline = pipeline
+        self.peers = Peers(rank, world_size, device) if world_size > 1 else None
         self.methods: dict[str, Callable[[Any, CallWatch], Any]] = {PING: self.ping}
         if isinstance(pipeline, DiffusersPipeline):
             self.methods[GENERATE] = partial(self.generate, pipeline)
