@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from stopbath.lifecycle import StopNotice, WorkerContext
@@ -49,6 +49,26 @@ def counts_its_signals(ctx: WorkerContext) -> None:
     """Write an x to the descriptor `heard` for every SIGTERM, and go on."""
     signal.signal(signal.SIGTERM, lambda *_: os.write(ctx.fds["heard"], b"x"))
     ctx.ready()
+    _for_ever()
+
+
+def armed() -> int:
+    """Give the parent-death signal of this process; 0 when none is armed."""
+    number = ctypes.c_int(-1)
+    assert ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
+    return number.value
+
+
+def tells_how_it_is_armed(ctx: WorkerContext, sits: str = "") -> None:
+    """Be deaf, with a plain child; say which parent-death signal is armed, then sit as told."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctx.ready({"pid": os.getpid(), "armed": armed(), "helper": _helper()})
+    if sits == "in python":
+        while True:
+            pass
+    if sits == "in c":
+        ctypes.CDLL(None).pause()  # CDLL lets other threads run
     _for_ever()
 
 
@@ -237,7 +257,13 @@ def forks_without_end(ctx: WorkerContext) -> None:
     ctx.wait_stop()
 
 
-def serves_ranks(ctx: WorkerContext, ranks: int, target: str, graces: tuple[float, ...]) -> None:
+def serves_ranks(
+    ctx: WorkerContext,
+    ranks: int,
+    target: str,
+    graces: tuple[float, ...],
+    fields: dict[str, Any],
+) -> None:
     """Play the server of a guardian: start ranks through its keeper, stop them when asked."""
     from stopbath.lifecycle import Action, Deadline, Escalation, WorkerGroup, WorkerSpec
 
@@ -245,7 +271,7 @@ def serves_ranks(ctx: WorkerContext, ranks: int, target: str, graces: tuple[floa
     supervisor.start_thread()
     group = WorkerGroup(
         "ranks",
-        [WorkerSpec(target, name=f"rank{rank}") for rank in range(ranks)],
+        [WorkerSpec(target, name=f"rank{rank}", **fields) for rank in range(ranks)],
         escalation=Escalation(*graces),
         supervisor=supervisor,
     )
@@ -265,7 +291,10 @@ def serves_ranks(ctx: WorkerContext, ranks: int, target: str, graces: tuple[floa
     ctx.announce_stop_within(sum(graces))
     ctx.ready({"ranks": [worker.pid for worker in group.workers]})
     _say("ready " + " ".join(str(worker.pid) for worker in group.workers))
+    _say(f"armed {armed()}")
     for worker in group.workers:
+        if worker.info and "armed" in worker.info:
+            _say(f"armed {worker.info['armed']}")
         if worker.info and "stray" in worker.info:
             _say(f"stray {worker.info['stray']}")
     _say(f"tree {os.getpid()} {ctx.keeper_pid} {ctx.guardian_pid}")

@@ -31,7 +31,7 @@ def test_a_worker_whose_parent_died_before_it_armed_leaves(late: bool) -> None: 
     """It compares its parent with the one it was given: a subreaper is no PID 1 (F15)."""
     ours, theirs = socket.socketpair()
     parent = os.getpid() if not late else 1 << 21  # nobody's: the largest number is below it
-    argv = [sys.executable, "-I", "-S", str(CHILD), "w0", "3", "3", str(parent)]
+    argv = [sys.executable, "-I", "-S", str(CHILD), "w0", "3", "kernel", "3", str(parent)]
     actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]
     ref = ProcessRef.open(os.posix_spawn(argv[0], argv, os.environ, file_actions=actions))
     theirs.close()

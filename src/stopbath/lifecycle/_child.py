@@ -1,9 +1,11 @@
-"""The first code of a worker: `python -I -S _child.py NAME CONTROL_FD KEPT_FDS PARENT_PID`.
+"""The first code of a worker: `python -I -S _child.py NAME CONTROL_FD ENDS KEPT_FDS PARENT_PID`.
 
 The order is the point. Parent-death first, before any .pth file or import hook runs; then the
 check against the parent that was *given*, which catches a parent that died before the arming;
 then only the listed descriptors stay open; then the subreaper flag; and nothing of the user's
 is imported before the supervisor, which by then holds the pidfd, says go.
+
+ENDS are the descriptors whose end is the parent's death; `kernel` for the parent-death signal.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import sys
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 36, 9
 
 
-def _protect(parent_pid: int, kept: set[int]) -> None:
+def _protect(parent_pid: int, kept: set[int], *, by_kernel: bool) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0) != 0:
+    if by_kernel and libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot arm the parent-death signal")
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -26,16 +28,21 @@ def _protect(parent_pid: int, kept: set[int]) -> None:
         os.closerange(first, fd)
         first = fd + 1
     os.closerange(first, 1 << 20)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if sys.platform == "linux":
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def main(argv: list[str]) -> None:
     """Protect, shake hands, run the target, leave."""
-    name, control, kept, parent = argv
-    _protect(int(parent), {int(word) for word in kept.split(",")})
+    name, control, ends, kept, parent = argv
+    _protect(int(parent), {int(word) for word in kept.split(",")}, by_kernel=ends == "kernel")
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from stopbath.lifecycle._handshake import run_target, shake_hands
 
+    if ends != "kernel":
+        from stopbath.lifecycle._parent_death import watch_ends
+
+        watch_ends([int(word) for word in ends.split(",")])
     run_target(shake_hands(int(control), name))
 
 

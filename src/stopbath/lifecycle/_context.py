@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stopbath.lifecycle._errors import LifecycleError, StartRefused
 from stopbath.lifecycle._escalation import Action
-from stopbath.lifecycle._process import die
+from stopbath.lifecycle._process import die_with_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ class WorkerContext:
     """How a worker talks with the supervisor that owns it. Methods are safe from any thread.
 
     `stopping` is set when the worker is asked to end; the function then returns. When the
-    supervisor is gone the worker is killed: by the kernel (parent-death signal), and by this
-    object's thread when the control socket ends, whichever comes first.
+    supervisor is gone the worker is killed: by the keeper, and by this object's thread when the
+    control socket ends, whichever comes first.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class WorkerContext:
             for frame, _ in self._channel.receive():
                 self.take(frame)
             if self._channel.eof:
-                die()
+                die_with_group()
 
     def take(self, frame: Frame) -> None:
         """Act on a frame from the supervisor."""

@@ -210,9 +210,9 @@ class GroupCore:
                 self._spawn_failed(member, "the keeper died")
             elif member.state is WorkerState.EXITED:
                 self.gone(member, [])
-        if self.state is GroupState.STOPPING and any(m.kept and m.alive for m in self.members):
-            # Only workers die with the keeper; a command's graces would be as many seconds in
-            # which nobody holds what it started.
+        if any(m.kept and m.alive for m in self.members):
+            # The kernel does not end all that the keeper kept: a command, a worker that changed
+            # its uid. Graces would be as many seconds in which nobody holds what these started.
             self.stop(Action.SIGKILL, math.inf, "the end of the keeper")
 
     def on_failure(self, callback: Callable[[Cause], None]) -> None:

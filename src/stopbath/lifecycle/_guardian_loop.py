@@ -243,6 +243,7 @@ class Guardian:
 
 
 def _server(job: dict[str, Any]) -> Member:
+    from stopbath.lifecycle._parent_death import PARENT_DEATH
     from stopbath.lifecycle._spec import WorkerSpec
     from stopbath.lifecycle._worker import Worker
 
@@ -253,5 +254,6 @@ def _server(job: dict[str, Any]) -> Member:
         path=job["path"],
         keeper_access=True,
         prefix=False,
+        parent_death=job.get("parent_death", PARENT_DEATH),
     )
     return Worker(spec, spec.name, 0)

@@ -95,6 +95,7 @@ class Keeper:
         self._dead: list[_Child] = []  # reaped; their strays are still ending
         self._strays = Strays(number)
         self.history: list[Frame] = []  # the last children that ended, for a root that cannot tell
+        self._lifeline: tuple[int, int] | None = None
         self._wake_fd = wake_fd
         self._poll.register(wake_fd, select.POLLIN)
         self._root = self._admit(Channel(sock), root, root=True)
@@ -214,6 +215,9 @@ class Keeper:
         """Start one process: own session, default handlers, unblocked mask, only the listed fds."""
         ident, name, env = int(frame["id"]), str(frame["name"]), self._record.marked(frame["env"])
         leaf = self._cgroup.leaf()
+        if frame["lifeline_fd"] is not None:
+            frame["fds"].append(frame["lifeline_fd"])
+            fds = [*fds, self._lifeline_end()]
         try:
             ref, access = spawn_process(frame, fds, env, self._cgroup, leaf)
         except OSError as error:
@@ -239,6 +243,12 @@ class Keeper:
             {"ev": "spawned", "id": ident, "name": name, "pid": child.number, "start": ref.start},
             (child.ref.fileno(),),
         )
+
+    def _lifeline_end(self) -> int:
+        """Give what ends with this process: the pipe's other end is nobody else's."""
+        if self._lifeline is None:
+            self._lifeline = os.pipe()
+        return self._lifeline[0]
 
     def _let_go(self) -> None:
         """Close what was the command's alone, or who reads from it would wait for us too."""

@@ -24,6 +24,7 @@ __all__ = [
     "children",
     "descendants",
     "die",
+    "die_with_group",
     "dup_high",
     "memory_gib",
     "peek_exit",
@@ -283,6 +284,13 @@ def become_subreaper() -> None:
 def die() -> None:
     """End this process as SIGKILL would, because it does."""
     signal.raise_signal(signal.SIGKILL)
+
+
+def die_with_group() -> None:
+    """End this process and, where it leads its process group, its plain children with it."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # noqa: TID251  (its own group, and nobody else's)
+    die()
 
 
 def stop_self() -> None:

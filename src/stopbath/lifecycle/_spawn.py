@@ -158,14 +158,16 @@ class KeeperClient:
         *,
         worker: bool = True,
         keeper_fd: int | None = None,
+        lifeline_fd: int | None = None,
         ignore: Sequence[int] = (),
         new_session: bool = True,
     ) -> int:
         """Ask for a process; the answer comes as `Spawned` or `SpawnFailed` with this id.
 
         `fds` maps the child's numbers to ours. A *worker* gets the keeper's pid as its last
-        argument and /dev/null as stdin; any other command keeps the keeper's stdin. Signals in
-        `ignore` stay ignored.
+        argument and /dev/null as stdin; any other command keeps the keeper's stdin. It finds a
+        socket to the keeper as `keeper_fd`, and as `lifeline_fd` what ends when the keeper does.
+        Signals in `ignore` stay ignored.
         """
         self._last_id += 1
         frame = {
@@ -176,6 +178,7 @@ class KeeperClient:
             "env": dict(env),
             "fds": list(fds),
             "keeper_fd": keeper_fd,
+            "lifeline_fd": lifeline_fd,
             "worker": worker,
             "ignore": list(ignore),
             "new_session": new_session,

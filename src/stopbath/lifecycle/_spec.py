@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from stopbath.lifecycle._parent_death import PARENT_DEATH, ParentDeath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,9 @@ class WorkerSpec:
             started it (`ctx.supervisor()`), which end with it.
         prefix: Whether the lines of its stderr are forwarded with its name in front.
         path: Its `sys.path`; by default this process's.
+        parent_death: How it learns that nobody is left to end it, `"kernel"` or `"socket"` (see
+            `_parent_death`); by default what suits the platform. A worker that changes its uid
+            loses the kernel's way.
     """
 
     __slots__ = (
@@ -38,6 +43,7 @@ class WorkerSpec:
         "keeper_access",
         "kwargs",
         "name",
+        "parent_death",
         "path",
         "prefix",
         "target",
@@ -55,6 +61,7 @@ class WorkerSpec:
         keeper_access: bool = False,
         prefix: bool = True,
         path: Sequence[str] | None = None,
+        parent_death: ParentDeath = PARENT_DEATH,
     ) -> None:
         if isinstance(target, str):
             module, _, function = target.partition(":")
@@ -62,6 +69,8 @@ class WorkerSpec:
                 raise ValueError(f"a target is 'module:function' or a function, not {target!r}")
         elif not callable(target):
             raise TypeError(f"a target is 'module:function' or a function, not {target!r}")
+        if parent_death not in get_args(ParentDeath):
+            raise ValueError(f"parent_death is 'kernel' or 'socket', not {parent_death!r}")
         self.target = target
         self.args = tuple(args)
         self.kwargs = dict(kwargs or {})
@@ -70,6 +79,7 @@ class WorkerSpec:
         self.fds = dict(fds or {})
         self.keeper_access = keeper_access
         self.prefix = prefix
+        self.parent_death = parent_death
         self.path = None if path is None else list(path)
 
     def member(self, name: str, rank: int) -> Member:

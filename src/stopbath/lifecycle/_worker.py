@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_child.py")
-_STDERR_FD, _KEEPER_FD, _FIRST_FD = 2, 4, 10
+_STDERR_FD, _KEEPER_FD, _LIFELINE_FD, _FIRST_FD = 2, 4, 5, 10
 
 
 class Worker(Member):
@@ -53,14 +53,17 @@ class Worker(Member):
         fds = {CONTROL_FD: control, _STDERR_FD: stderr}
         fds |= {_FIRST_FD + i: fd for i, fd in enumerate(self.spec.fds.values())}
         keeper_fd = _KEEPER_FD if self.spec.keeper_access else None
-        kept = sorted({*fds, *([_KEEPER_FD] if keeper_fd else [])} - {_STDERR_FD})
-        argv = [sys.executable, "-I", "-S", _CHILD, self.name, str(CONTROL_FD)]
+        lifeline_fd = _LIFELINE_FD if self.spec.parent_death == "socket" else None
+        ends = f"{CONTROL_FD},{lifeline_fd}" if lifeline_fd else "kernel"
+        kept = sorted({*fds, *(fd for fd in (keeper_fd, lifeline_fd) if fd)} - {_STDERR_FD})
+        argv = [sys.executable, "-I", "-S", _CHILD, self.name, str(CONTROL_FD), ends]
         self.spawn_id = keeper.spawn(
             self.name,
             [*argv, ",".join(map(str, kept))],
             {**os.environ, **self.spec.env},  # noqa: TID251  (passed on, not read)
             fds,
             keeper_fd=keeper_fd,
+            lifeline_fd=lifeline_fd,
         )
 
     def let_go_on(self) -> None:
