@@ -6,7 +6,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks import engine, lifecycle, serving, throughput, wrappers
+from benchmarks import compiled, engine, lifecycle, serving, throughput, wrappers
 
 if TYPE_CHECKING:
     from benchmarks.table import Bench
@@ -16,6 +16,7 @@ BENCHES: dict[str, Bench] = {
     **serving.BENCHES,
     **engine.BENCHES,
     **throughput.BENCHES,
+    **compiled.BENCHES,
     **wrappers.BENCHES,
 }
 

@@ -35,6 +35,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "request"  # one request at a time, or the steps of several in batches
     max_batch: int = 16  # pictures that step mode works on at once
     executor: ExecutorKind = "multiproc"  # ranks as processes, or as threads for debugging
+    compile: bool = False  # the denoiser, with torch.compile
     device: str = "auto"  # auto, cpu, cuda
     drain_s: float = 5.0
     terminate_s: float = 2.0
@@ -95,6 +96,8 @@ def _check_ranks(config: ServeConfig) -> None:
             f"--ranks 2 --parallel cfg, or --ranks {config.ranks} --parallel ulysses"
         )
 
+    if config.compile and config.parallel == "ulysses":
+        raise UsageError("--compile does not go with --parallel ulysses: use one of them")
     if config.executor == "inproc" and config.ranks > 1:
         raise UsageError(
             f"--executor inproc runs on 1 rank, not on {config.ranks}: "

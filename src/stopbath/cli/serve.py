@@ -38,6 +38,10 @@ def serve(
         Mode, typer.Option(help="One request at a time, or steps of several requests in batches.")
     ] = "request",
     max_batch: Annotated[int, typer.Option(help="Pictures in a batch of step mode.")] = 16,
+    compile_: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile the denoiser: seconds at the start, faster steps."),
+    ] = False,
     executor: Annotated[
         ExecutorKind,
         typer.Option(help="Ranks as processes, or as threads of the server for debugging."),
@@ -90,6 +94,7 @@ def serve(
         parallel=parallel or ("cfg" if ranks == 2 else "none"),  # noqa: PLR2004
         mode=mode,
         max_batch=max_batch,
+        compile=compile_,
         executor=executor,
         device=device,
         drain_s=drain,

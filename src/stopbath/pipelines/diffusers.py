@@ -10,6 +10,7 @@ import torch
 
 from stopbath.errors import RequestInvalid
 from stopbath.pipelines.base import Cancelled
+from stopbath.pipelines.compiled import compile_denoiser, compiling, first_requests
 from stopbath.pipelines.loader import (
     QWEN_IMAGE,
     ModelDefaults,
@@ -94,6 +95,7 @@ class DiffusersPipeline:
         self.pipe = pipe
         self.info: ModelInfo = model_info(pipe, defaults, device)
         self._split = split
+        self._compiled = False
         self._max_sequence_length = defaults.max_sequence_length
         self._accepts = frozenset(call_parameters(pipe))
 
@@ -102,6 +104,15 @@ class DiffusersPipeline:
         """Load a checkpoint from disk; see `load_pipeline` for what can go wrong."""
         pipe, defaults = load_pipeline(model, device)
         return cls(pipe, defaults, device)
+
+    def compile(self) -> None:
+        """Have the denoiser compiled, in `warm_up`; before `share`.
+
+        Raises:
+            ModelUnusable: it cannot be, and why.
+        """
+        compile_denoiser(self.pipe, self.info.device)
+        self._compiled = True
 
     def share(self, split: Split) -> None:
         """Compute with the peers of `split` from here on.
@@ -115,8 +126,17 @@ class DiffusersPipeline:
         self._split = split
 
     def warm_up(self) -> None:
-        """Make one small picture and drop it, so that the first request is as fast as the next."""
-        self.generate(warm_up_request(self.info), _NoWatch())
+        """Make one small picture and drop it, so that the first request is as fast as the next.
+
+        A compiled model makes a few, after which it has nothing left to compile.
+        """
+        request = warm_up_request(self.info)
+        if not self._compiled:
+            self.generate(request, _NoWatch())
+            return
+        with compiling():
+            for first in first_requests(self.info, request):
+                self.generate(first, _NoWatch())
 
     def generate(self, request: GenerationRequest, watch: Watch) -> list[Image]:
         """Make the pictures of one request; see `RequestPipeline.generate`."""

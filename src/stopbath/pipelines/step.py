@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from stopbath.pipelines.base import ModelUnusable
+from stopbath.pipelines.compiled import compile_denoiser, compiling, first_requests
 from stopbath.pipelines.diffusers import check_request, warm_up_request
 from stopbath.pipelines.families import Flux, StableDiffusion3
 from stopbath.pipelines.loader import denoiser_of, load_pipeline, model_info
@@ -62,6 +63,7 @@ class BatchedPipeline:
         self._stages: Pipeline = self._family
         self._texts: OrderedDict[str, Rows] = OrderedDict()
         self._split: RowSplit | UlyssesSplit | None = None
+        self._compiled = False
         self._model_rows, self._text_rows = (MODEL_ROWS, LAYER_ROWS) if device == "cpu" else (1, 1)
 
     @classmethod
@@ -69,6 +71,17 @@ class BatchedPipeline:
         """Load a checkpoint from disk; see `load_pipeline` for what can go wrong."""
         pipe, defaults = load_pipeline(model, device)
         return cls(pipe, defaults, device)
+
+    def compile(self) -> None:
+        """Have the denoiser compiled, in `warm_up`, for any number of rows above one.
+
+        A row's bits may depend on its company then: the compiler chooses how rows are computed.
+
+        Raises:
+            ModelUnusable: it cannot be, and why.
+        """
+        compile_denoiser(self.pipe, self.info.device)
+        self._compiled, self._model_rows = True, MODEL_ROWS
 
     def share(self, split: RowSplit | UlyssesSplit) -> None:
         """Compute with the peers of `split` once it is warm: a loop sees to it that all do."""
@@ -81,7 +94,11 @@ class BatchedPipeline:
             ModelUnusable: this model cannot be shared with the peers it was given.
         """
         request = warm_up_request(self.info)
-        if self._model_rows > 1:
+        if self._compiled:
+            with compiling():
+                for first in first_requests(self.info, request):
+                    self._made(first)
+        elif self._model_rows > 1:
             unguided = msgspec.structs.replace(request, guidance_scale=1.0)
             (sample,) = self._begin([unguided])
             self._model_rows = 1

@@ -110,7 +110,9 @@ def _load(
     if config.worker_extension:
         ctx.progress(f"running {config.worker_extension}")
         _extend(config.worker_extension, served)
-    ctx.progress("warming up")
+    if config.compile:
+        pipeline.compile()
+    ctx.progress("compiling" if config.compile else "warming up")
     if served.peers is not None:
         pipeline.share(split_of(config.parallel, config.mode, pipeline.pipe, served.peers))
     pipeline.warm_up()
