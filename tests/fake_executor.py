@@ -44,6 +44,7 @@ class FakeCall:
     on_progress: Callable[[int, int], None] | None
     future: Future[list[RankOutcome]] = field(default_factory=Future)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    held: bool = False
 
     def finish(self, images: list[bytes] | None = None) -> None:
         """End with pictures, one for each that was asked for."""
@@ -83,6 +84,7 @@ class FakeExecutor:
         self.calls: list[FakeCall] = []
         self.called = threading.Semaphore(0)
         self.cause: Cause | None = None
+        self.deaf = False  # cannot be told to resume
         self.shutdowns: list[Action] = []
         self.kills = 0
         self.starts = 0
@@ -127,6 +129,13 @@ class FakeExecutor:
         call.cancelled.set()
         if not self.slow_cancel and not call.future.done():
             call.fail(CANCELLED, "given up")
+
+    def hold(self, call_id: int) -> None:
+        self.calls[call_id - 1].held = True
+
+    def resume(self, call_id: int) -> bool:
+        self.calls[call_id - 1].held = False
+        return not self.deaf
 
     def on_failure(self, callback: Callable[[Cause], None]) -> None:
         self._callbacks.append(callback)

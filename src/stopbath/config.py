@@ -64,6 +64,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """How many requests a replica takes at a time."""
         return self.max_batch if self.mode == "step" else 1
 
+    @property
+    def preempts(self) -> bool:
+        """Whether a request may be put on hold for a more urgent one."""
+        return self.mode == "step" and self.ranks == 1
+
     def checked(self) -> ServeConfig:
         """Give itself when it can be, else `UsageError` with one line that says what cannot."""
         _check_counts(self)

@@ -31,9 +31,11 @@ __all__ = [
     "FromRank",
     "GenerationRequest",
     "GenerationResult",
+    "Hold",
     "ModelInfo",
     "Progress",
     "Reply",
+    "Resume",
     "ToRank",
 ]
 
@@ -115,6 +117,18 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: int
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Make no step of call `id` until `Resume`, and keep what it has; step mode only."""
+
+    id: int
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Go on with a call on hold where it was."""
+
+    id: int
+
+
 class Dump(msgspec.Struct, frozen=True, tag="dump"):
     """Write the stacks of all threads to stderr, while the call goes on."""
 
@@ -147,5 +161,5 @@ class Dumped(msgspec.Struct, frozen=True, tag="dumped"):
     """The stacks were written. No progress: the interpreter runs, the call may not."""
 
 
-ToRank = Call | Cancel | Dump
+ToRank = Call | Cancel | Hold | Resume | Dump
 FromRank = Progress | Reply | Failure | Dumped

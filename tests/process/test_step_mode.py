@@ -287,3 +287,16 @@ def _stopped(replica: MultiprocExecutor) -> Iterator[None]:
         yield
     finally:
         replica.shutdown(Deadline.after(WAIT_S))
+
+
+def test_a_request_that_was_put_on_hold_gives_the_same_picture(replica: MultiprocExecutor) -> None:
+    """Bit for bit, also when the batch was another one meanwhile."""
+    (expected,) = pictures(begin(replica, num_inference_steps=200))
+    call = begun(replica, num_inference_steps=200)
+    for seed in range(3):
+        replica.hold(call.id)
+        assert pictures(begin(replica, seed=seed, n=2))
+        assert not call.future.done()
+        assert replica.resume(call.id)
+    (picture,) = pictures(call)
+    assert (picture == expected).all()

@@ -25,8 +25,10 @@ from stopbath.messages import (
     Failure,
     FromRank,
     GenerationRequest,
+    Hold,
     Progress,
     Reply,
+    Resume,
 )
 from stopbath.wire import Channel
 
@@ -120,11 +122,14 @@ class Served:
         )
         self.send(Call(id=call_id, method=GENERATE, params=msgspec.to_builtins(request)))
 
-    def send(self, message: Call | Cancel) -> None:
+    def send(self, message: Call | Cancel | Hold | Resume) -> None:
         """Send a message and wait until the rank has read it."""
         inbox = self.loop._inbox
         self.channel.send(message)
-        known = inbox._open if isinstance(message, Call) else inbox._cancelled
+        if isinstance(message, Resume):
+            wait_until(lambda: message.id not in inbox._held, Deadline.after(WAIT_S))
+            return
+        known = {Call: inbox._open, Cancel: inbox._cancelled, Hold: inbox._held}[type(message)]
         wait_until(lambda: message.id in known, Deadline.after(WAIT_S))
 
     def at(self) -> str:
@@ -287,3 +292,40 @@ def test_nothing_is_kept_of_calls_that_are_over(served: Served) -> None:
     inbox, loop = served.loop._inbox, served.loop
     wait_until(lambda: not inbox._open, Deadline.after(WAIT_S))
     assert [*inbox._cancelled, *loop._running, *loop._waiting] == []
+
+
+def test_a_call_on_hold_makes_no_step_and_goes_on_where_it_was(served: Served) -> None:
+    """Its place in the batch is free meanwhile; what it has done is not done again."""
+    served.call(1, "four", n=4, steps=3)
+    assert served.at() == "four"
+    served.send(Hold(id=1))
+    served.call(2, "urgent", n=4, steps=2)
+    assert [served.turn() for _ in range(2)] == ["urgent", "urgent"]
+    served.model.go.put(None)
+    assert served.answers(1)[0].id == 2
+    served.send(Resume(id=1))
+    assert [served.at(), served.turn()] == ["four", "four"]
+    served.model.go.put(None)
+    assert served.answers(1)[0].id == 1
+
+
+def test_a_cancel_reaches_a_call_on_hold_while_nothing_else_runs(served: Served) -> None:
+    served.call(1, "a", steps=9)
+    assert served.at() == "a"
+    served.send(Hold(id=1))
+    served.model.go.put(None)
+    wait_until(lambda: served.loop._running[0].sample.steps_done == 1, Deadline.after(WAIT_S))
+    served.channel.send(Cancel(id=1))
+    failure = served.answers(1)[0]
+    assert (failure.kind, failure.message) == (CANCELLED, "given up after step 1 of 9")
+
+
+def test_a_hold_that_comes_too_late_is_nothing(served: Served) -> None:
+    served.call(1, "a", steps=1)
+    assert served.at() == "a"
+    served.send(Hold(id=1))
+    served.model.go.put(None)
+    assert isinstance(served.answers(1)[0], Reply), "its last step was under way"
+    served.channel.send(Hold(id=1))
+    served.call(2, "b", steps=1)
+    assert served.at() == "b"

@@ -266,3 +266,55 @@ async def test_deaths_after_the_stop_are_no_fault() -> None:
     replica.die()
     await asyncio.sleep(0)
     assert (made.state, made.cause) == (EngineState.STOPPED, None)
+
+
+async def test_an_urgent_request_has_another_put_on_hold_which_goes_on_in_its_place() -> None:
+    """The call that was begun is the one that answers; nothing is begun twice."""
+    replica = FakeExecutor()
+    made = engine(replica, preempts=True)
+    usual = ask(made, "usual")
+    first = await next_call(replica)
+    urgent = ask(made, "urgent", priority=1)
+    second = await next_call(replica)
+    assert (first.held, second.params["id"]) == (True, "urgent")
+    assert (made.status().waiting, made.status().running) == (1, 1)
+    second.finish()
+    assert isinstance(await outcome(urgent), GenerationResult)
+    assert not first.held
+    first.finish()
+    assert isinstance(await outcome(usual), GenerationResult)
+    assert len(replica.calls) == 2
+
+
+async def test_a_request_on_hold_can_be_given_up_and_is_lost_with_its_replica() -> None:
+    replica, other = FakeExecutor("replica0"), FakeExecutor("replica1")
+    made = engine(replica, other, preempts=True)
+    usual = [ask(made, name) for name in ("a", "b")]
+    calls = [await next_call(each) for each in (replica, other)]
+    urgent = [ask(made, name, priority=1) for name in ("c", "d")]
+    for each in (replica, other):
+        await next_call(each)
+    assert [call.held for call in calls] == [True, True]
+    made.abort(calls[1].params["id"])
+    replica.die()
+    answers = {type(await outcome(task)) for task in usual}
+    assert answers == {RequestAborted, WorkerLost}
+    assert calls[1].cancelled.is_set()
+    other.calls[1].finish()
+    assert {type(await outcome(task)) for task in urgent} == {GenerationResult, WorkerLost}
+    assert (made.status().waiting, made.status().running) == (0, 0)
+
+
+async def test_a_replica_that_cannot_be_told_to_go_on_fails_that_request() -> None:
+    """Its channel is full: it would stay on hold until its deadline."""
+    replica = FakeExecutor()
+    made = engine(replica, preempts=True)
+    usual = ask(made, "usual")
+    call = await next_call(replica)
+    urgent = ask(made, "urgent", priority=1)
+    second = await next_call(replica)
+    replica.deaf = True
+    second.finish()
+    assert isinstance(await outcome(urgent), GenerationResult)
+    assert "does not read" in str(await outcome(usual))
+    assert call.cancelled.is_set()

@@ -22,8 +22,19 @@ CAPACITY = 2
 LIMIT = 4
 
 
+def active(executor: FakeExecutor) -> list[FakeCall]:
+    """Give the calls that take a place."""
+    return [call for call in executor.calls if not (call.future.done() or call.held)]
+
+
+def on_hold(executor: FakeExecutor) -> list[FakeCall]:
+    """Give the calls that are wanted, and have no place now."""
+    open_ = (call for call in executor.calls if not call.future.done())
+    return [call for call in open_ if call.held and not call.cancelled.is_set()]
+
+
 class EngineModel(RuleBasedStateMachine):
-    """Deaths, restarts, retries, aborts, leaving clients and a drain, in any order."""
+    """Deaths, restarts, retries, preemptions, aborts, leaving clients and a drain, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +60,11 @@ class EngineModel(RuleBasedStateMachine):
 
     async def begin(self) -> None:
         self.engine = Engine(
-            list(self.executors.values()), queue_limit=LIMIT, capacity=CAPACITY, retry_on_death=True
+            list(self.executors.values()),
+            queue_limit=LIMIT,
+            capacity=CAPACITY,
+            preempts=True,
+            retry_on_death=True,
         )
         self.engine.watch()
         self.engine.ready(MODEL)
@@ -197,20 +212,22 @@ class EngineModel(RuleBasedStateMachine):
     @invariant()
     def capacity_holds(self) -> None:
         for executor in self.executors.values():
-            assert sum(not call.future.done() for call in executor.calls) <= CAPACITY
+            assert len(active(executor)) <= CAPACITY
+            assert len(on_hold(executor)) <= CAPACITY
 
     @invariant()
     def nobody_waits_in_vain(self) -> None:
         """While a place is free or no replica can come, nothing waits; a stop leaves nothing."""
         now = self.engine.status()
         living = [e for e in self.executors.values() if e.cause is None]
-        free = len(living) * CAPACITY - sum(
-            not call.future.done() for executor in living for call in executor.calls
-        )
+        free = len(living) * CAPACITY - sum(len(active(executor)) for executor in living)
+        held = {executor: on_hold(executor) for executor in living}
         if self.stopped or (not living and not self.restarting):
             assert now.waiting + now.running == 0
         elif living and free:
-            assert now.waiting == 0
+            assert now.waiting == sum(map(len, held.values()))
+        for executor, calls in held.items():
+            assert self.stopped or not calls or len(active(executor)) == CAPACITY
 
     @invariant()
     def readiness_is_true(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stopbath.engine.request import Request, RequestEvent, RequestState
-from stopbath.engine.scheduler import Scheduler
+from stopbath.engine.scheduler import PREEMPTIONS, Scheduler
 from stopbath.errors import Overloaded, RequestDuplicate
 
 
@@ -126,6 +126,52 @@ def test_a_retried_request_goes_back_before_the_queue() -> None:
     assert (queue.waiting, queue.running) == (0, 0)
 
 
+def urgent_queue(**replicas: int) -> Scheduler:
+    made = Scheduler(8, preempts=True)
+    for name, capacity in replicas.items():
+        made.add_replica(name, capacity)
+    return made
+
+
+def test_an_urgent_request_takes_the_place_of_the_least_urgent_last_come() -> None:
+    """Which goes on in its replica once a place is free and nobody more urgent waits."""
+    queue = urgent_queue(a=3)
+    usual, low, last = (queue.submit(n, "c", 99.0, p) for n, p in [("0", 0), ("1", -1), ("2", -1)])
+    assert set(queue.dispatch()) == {usual, low, last}
+    queue.submit("equal", "c", 99.0, -1)
+    assert queue.make_room() is None, "equals do not preempt each other"
+    urgent = queue.submit("urgent", "c", 99.0, 5)
+    assert queue.make_room() is last
+    assert queue.dispatch() == [urgent]
+    queue.end(urgent, RequestEvent.FINISH)
+    queue.release(urgent)
+    assert queue.dispatch() == [last], "before its equal, which has not begun"
+
+
+def test_a_request_is_preempted_so_often_and_no_more() -> None:
+    queue = urgent_queue(a=1)
+    patient = queue.submit("patient", "c", 99.0)
+    queue.dispatch()
+    for number in range(PREEMPTIONS):
+        urgent = queue.submit(str(number), "c", 99.0, 1)
+        assert queue.make_room() is patient
+        assert queue.dispatch() == [urgent]
+        queue.end(urgent, RequestEvent.FINISH)
+        queue.release(urgent)
+        assert queue.dispatch() == [patient]
+    queue.submit("late", "c", 99.0, 1)
+    assert queue.make_room() is None
+
+
+def test_without_preemption_the_urgent_wait() -> None:
+    """Request mode: one request has the whole model until its end."""
+    queue = scheduler(a=1)
+    queue.submit("1", "c", 99.0)
+    queue.dispatch()
+    queue.submit("2", "c", 99.0, 9)
+    assert queue.make_room() is None
+
+
 def test_without_anywhere_to_go_a_retry_is_an_end() -> None:
     queue = scheduler(a=1)
     first = queue.submit("1", "c", 99.0)
@@ -141,11 +187,12 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = Scheduler(self.LIMIT)
+        self.queue = Scheduler(self.LIMIT, preempts=True)
         self.capacity: dict[str, int] = {}
         self.accepted: list[Request] = []
         self.answered: list[Request] = []
         self.calls: dict[Request, str] = {}  # calls that have not ended, with their replica
+        self.parked: dict[Request, str] = {}  # on hold there
         self.now = 0.0
         self.replicas_made = 0
         self.lost_names: set[str] = set()
@@ -184,7 +231,7 @@ class SchedulerModel(RuleBasedStateMachine):
         except RequestDuplicate:
             assert taken
         except Overloaded:
-            assert self.queue.waiting >= self.LIMIT
+            assert self.queue.waiting - len(self.parked) >= self.LIMIT
         else:
             assert not taken
             self.accepted.append(request)
@@ -192,17 +239,44 @@ class SchedulerModel(RuleBasedStateMachine):
     @rule()
     def dispatch(self) -> None:
         first = [r for r in self.living() if r.state is RequestState.PREEMPTED]
+        first = [r for r in first if r not in self.parked]
         rest = [r for r in self.living() if r.state is RequestState.WAITING]
         started = self.queue.dispatch()
-        assert set(started[: len(first)]) <= set(first), "who had begun goes first"
-        ranks = [r.priority for r in started[len(first) :]]
+        assert set(started[: len(first)]) <= set(first), "who is begun anew goes first"
+        ranks = [r.priority for r in started[len(first) :] if r not in self.parked]
         assert ranks == sorted((r.priority for r in rest), reverse=True)[: len(ranks)]
         for request in started:
             assert request not in self.answered
             assert request not in self.calls, "sent twice"
+            where = self.parked.pop(request, request.replica)
+            assert where == request.replica, "it goes on where its latents are"
             self.calls[request] = request.replica or ""
         free = sum(self.capacity.values()) - len(self.calls)
-        assert free == 0 or self.queue.waiting == 0, "a free place stays free while one waits"
+        waiting = self.queue.waiting - len(self.parked)
+        assert free == 0 or waiting == 0, "a free place stays free while one waits"
+        for where in set(self.parked.values()):
+            assert list(self.calls.values()).count(where) == self.capacity[where], "one is on hold"
+
+    @rule()
+    def make_room(self) -> None:
+        waiting = [r.priority for r in self.living() if r.state is RequestState.WAITING]
+        free = sum(self.capacity.values()) - len(self.calls)
+        request = self.queue.make_room()
+        if request is None:
+            return
+        assert free == 0, "a place was free"
+        assert request.priority < max(waiting), "nobody was more urgent"
+        assert request.preemptions <= PREEMPTIONS
+        assert request.state is RequestState.PREEMPTED
+        where = self.parked[request] = self.calls.pop(request)
+        assert list(self.parked.values()).count(where) <= self.capacity[where]
+        started = self.queue.dispatch()
+        assert [r.replica for r in started] == [where], "its place is taken at once"
+        assert all(r.priority > request.priority or r.preemptions == 0 for r in started)
+        for each in started:
+            assert each not in self.calls
+            self.parked.pop(each, None)
+            self.calls[each] = where
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), event=st.sampled_from([RequestEvent.FINISH, RequestEvent.FAIL]))
@@ -221,6 +295,16 @@ class SchedulerModel(RuleBasedStateMachine):
         assert self.queue.find(request.id) is request
         self.queue.end(request, RequestEvent.ABORT)
         self.answered.append(request)
+        self.parked.pop(request, None)
+
+    @precondition(lambda self: self.parked)
+    @rule(data=st.data())
+    def a_last_step_was_under_way(self, data: st.DataObject) -> None:
+        request = self.pick(data, list(self.parked))
+        del self.parked[request]
+        self.queue.end(request, RequestEvent.FINISH)
+        self.answered.append(request)
+        self.queue.release(request)
 
     @precondition(lambda self: [r for r in self.living() if r in self.calls])
     @rule(data=st.data())
@@ -237,12 +321,14 @@ class SchedulerModel(RuleBasedStateMachine):
         assert set(expired) == late
         assert len(expired) == len(late)
         self.answered += expired
+        for request in expired:
+            self.parked.pop(request, None)
 
     @precondition(lambda self: self.capacity)
     @rule(data=st.data(), retries=st.booleans(), keep_queue=st.booleans())
     def lose_replica(self, data: st.DataObject, *, retries: bool, keep_queue: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.capacity)))
-        ran_there = {r for r, where in self.calls.items() if where == name}
+        ran_there = {r for r, where in {**self.calls, **self.parked}.items() if where == name}
         ended = {r for r in self.living() if r in ran_there}
         retry = {request for request in ended if retries and data.draw(st.booleans())}
         expected = ended - retry
@@ -255,7 +341,8 @@ class SchedulerModel(RuleBasedStateMachine):
         assert len(lost) == len(expected)
         self.answered += lost
         for request in ran_there:
-            del self.calls[request]
+            self.calls.pop(request, None)
+            self.parked.pop(request, None)
 
     @precondition(lambda self: not self.capacity)
     @rule()

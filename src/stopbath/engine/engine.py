@@ -38,6 +38,7 @@ class Engine:
         executors: One per replica.
         queue_limit: How many requests may wait.
         capacity: How many requests a replica takes at a time.
+        preempts: Whether a request of a higher priority may put one of a lower on hold.
         retry_on_death: Whether a request whose replica died goes to another one, once, unless
             its client has heard of a step.
     """
@@ -48,6 +49,7 @@ class Engine:
         *,
         queue_limit: int = 64,
         capacity: int = 1,
+        preempts: bool = False,
         retry_on_death: bool = False,
     ) -> None:
         self.events = Events()
@@ -55,7 +57,7 @@ class Engine:
         self._condition = Condition(self.events)
         self._capacity = capacity
         self._retry = retry_on_death
-        self._scheduler = Scheduler(queue_limit)
+        self._scheduler = Scheduler(queue_limit, preempts=preempts)
         for name in self.replicas.names:
             self._scheduler.add_replica(name, capacity)
         self._jobs: dict[Request, Job] = {}
@@ -105,8 +107,8 @@ class Engine:
         self.replicas.cease()
         self._move(EngineEvent.STOP)
         for job in list(self._jobs.values()):
-            running = job.request.state is RequestState.RUNNING
-            error = for_running(why) if running else Draining(f"{why}; the request had not begun")
+            begun = job.request.state is RequestState.RUNNING or job.call is not None
+            error = for_running(why) if begun else Draining(f"{why}; the request had not begun")
             self.unfinished += 1
             self._scheduler.end(job.request, RequestEvent.FAIL)
             self._answer(job, error)
@@ -202,13 +204,24 @@ class Engine:
 
     def _pump(self) -> None:
         """Start whatever can be started, until nothing can."""
-        while started := self._scheduler.dispatch():
+        while True:
+            preempted = self._scheduler.make_room()
+            if preempted is not None:
+                self._jobs[preempted].hold()
+            started = self._scheduler.dispatch()
+            if not started:
+                break
             for request in started:
                 if request.state is RequestState.RUNNING:  # its replica may have been lost since
                     self._start(self._jobs[request])
         self._alarm.set(self._scheduler.next_deadline())
 
     def _start(self, job: Job) -> None:
+        if job.call is not None:
+            if not job.resume():
+                self._scheduler.end(job.request, RequestEvent.FAIL)
+                self._answer(job, EngineError("the replica does not read what it is told"))
+            return
         replica = self.replicas[job.request.replica or ""]
         try:
             begin(job, replica, self._call_ended)
@@ -269,7 +282,9 @@ class Engine:
         return {
             request
             for request, job in self._jobs.items()
-            if request.state is RequestState.RUNNING and request.replica == name and job.fresh
+            if request.replica == name
+            and job.fresh
+            and (request.state is RequestState.RUNNING or job.call is not None)
         }
 
     def _fail(self, ended: list[Request], error: EngineError) -> None:
@@ -279,7 +294,7 @@ class Engine:
 
     def _expire(self) -> None:
         for request, state in self._scheduler.expire(time.monotonic()):
-            where = "in the queue" if state is not RequestState.RUNNING else "unfinished"
+            where = "in the queue" if state is RequestState.WAITING else "unfinished"
             self._answer(
                 self._jobs[request],
                 DeadlinePassed(f"the request's deadline came while it was {where}"),

@@ -35,6 +35,19 @@ class Job:
         """Whether it may be begun anew elsewhere: the first try, and nothing of it was seen."""
         return not (self.delivered or self.retried)
 
+    def hold(self) -> None:
+        """Have its steps stop; its call stays open."""
+        if self.call is not None:
+            executor, call_id = self.call
+            executor.hold(call_id)
+
+    def resume(self) -> bool:
+        """Have its steps go on; False when they never will."""
+        if self.call is None:
+            return False
+        executor, call_id = self.call
+        return executor.resume(call_id)
+
     def hear(self, executor: Executor, step: int, steps: int) -> None:
         """Pass a step on, unless it comes from a replica that the request has left."""
         if self.on_progress is not None and self.call is not None and self.call[0] is executor:

@@ -15,7 +15,7 @@ class RequestState(enum.Enum):
 
     WAITING = "waiting"  # accepted, in the queue
     RUNNING = "running"  # a replica works on it
-    PREEMPTED = "preempted"  # taken from its replica unfinished; goes before all who wait
+    PREEMPTED = "preempted"  # taken from its place unfinished; on hold, or to be begun anew
     COMPLETED = "completed"
     ABORTED = "aborted"  # its client left or deleted it
     ERROR = "error"  # a fault, a deadline or a stop ended it
@@ -45,6 +45,7 @@ REQUEST_TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.RUNNING, _E.ABORT): _S.ABORTED,
     (_S.RUNNING, _E.FAIL): _S.ERROR,
     (_S.PREEMPTED, _E.DISPATCH): _S.RUNNING,
+    (_S.PREEMPTED, _E.FINISH): _S.COMPLETED,  # its last step was under way when it was preempted
     (_S.PREEMPTED, _E.ABORT): _S.ABORTED,
     (_S.PREEMPTED, _E.FAIL): _S.ERROR,
 }
@@ -64,6 +65,7 @@ class Request:
     priority: int = 0  # the higher goes first
     state: RequestState = RequestState.WAITING
     replica: str | None = None  # where it runs, or ran last
+    preemptions: int = 0  # for one of a higher priority
 
     @property
     def ended(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stopbath.engine.request import Request, RequestEvent, RequestState
 from stopbath.errors import Overloaded, RequestDuplicate
@@ -12,7 +12,11 @@ from stopbath.errors import Overloaded, RequestDuplicate
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Scheduler"]
+__all__ = ["PREEMPTIONS", "Scheduler"]
+
+PREEMPTIONS: Final = 2
+"""How often one request is preempted at most: so that a stream of urgent ones cannot keep it
+from its end for ever, nor the replica busy with going back and forth."""
 
 
 @dataclass(slots=True)
@@ -21,6 +25,7 @@ class _Slots:
 
     capacity: int
     held: set[Request] = field(default_factory=set)
+    parked: list[Request] = field(default_factory=list)  # preempted, on hold in the replica
 
     @property
     def free(self) -> int:
@@ -34,10 +39,16 @@ class Scheduler:
     with forty requests waiting delays another's first by one request, not by forty. A request
     holds its place in a replica from `dispatch` until `release`, also when it has been answered
     before (aborted, expired): the replica is busy until its call ends.
+
+    With `preempts` a request of a higher priority that finds no place free takes that of one of a
+    lower: the lowest there is, of equals the one that came last. That one stays on hold where it
+    ran, at most as many there as there are places, and goes on there as soon as a place is free
+    and nobody of a higher priority waits.
     """
 
-    def __init__(self, queue_limit: int) -> None:
+    def __init__(self, queue_limit: int, *, preempts: bool = False) -> None:
         self._queue_limit = queue_limit
+        self._preempts = preempts
         self._slots: dict[str, _Slots] = {}
         self._live: dict[str, Request] = {}
         self._resumed: deque[Request] = deque()
@@ -59,16 +70,20 @@ class Scheduler:
         When it was the last replica nobody is left to wait for, unless `keep_queue`: then all
         that wait are kept for one that is to come.
         """
-        slots = self._slots.pop(name, None)
-        held = slots.held if slots else set()
+        slots = self._slots.get(name, _Slots(0))
+        there = slots.held.union(slots.parked)
         lost = []
-        for request in [r for r in self._live.values() if r in held]:
-            if request in retry:
-                self.preempt(request)
-            else:
+        for request in [r for r in self._live.values() if r in there]:
+            if request not in retry:
                 lost.append(request)
+            elif request in slots.parked:
+                slots.parked.remove(request)
+                self._resumed.append(request)
+            else:
+                self.preempt(request)
         for request in lost:
             self.end(request, RequestEvent.FAIL)
+        self._slots.pop(name, None)
         if not (self._slots or keep_queue):
             lost += self.give_up()
         return lost
@@ -93,8 +108,9 @@ class Scheduler:
         """Accept a request; `RequestDuplicate` or `Overloaded` when it cannot be."""
         if request_id in self._live:
             raise RequestDuplicate(f"a request with the id {request_id} is being worked on")
-        if self.waiting >= self._queue_limit + sum(s.free for s in self._slots.values()):
-            raise Overloaded(f"the queue is full: {self.waiting} requests wait; try again later")
+        queued = self.waiting - sum(len(slots.parked) for slots in self._slots.values())
+        if queued >= self._queue_limit + sum(slots.free for slots in self._slots.values()):
+            raise Overloaded(f"the queue is full: {queued} requests wait; try again later")
         request = Request(request_id, client, deadline_at, priority)
         self._live[request_id] = request
         turns = self._turns.setdefault(priority, OrderedDict())
@@ -102,15 +118,46 @@ class Scheduler:
         return request
 
     def dispatch(self) -> list[Request]:
-        """Give the requests to start now, each with its `replica`, moved to RUNNING."""
+        """Give the requests to run now, each with its `replica`, moved to RUNNING.
+
+        Some of them begin; those that were on hold go on, in the replica they were in.
+        """
         started: list[Request] = []
-        while self.waiting and (name := self._freest()) is not None:
-            request = self._resumed.popleft() if self._resumed else self._take_turn()
+        while (found := self._next()) is not None:
+            request, name = found
             request.apply(RequestEvent.DISPATCH)
             request.replica = name
             self._slots[name].held.add(request)
             started.append(request)
         return started
+
+    def make_room(self) -> Request | None:
+        """Give the request that is to be put on hold for a more urgent one, moved to PREEMPTED.
+
+        One at a time: after it `dispatch` starts the other.
+        """
+        if not (self._preempts and self._turns) or self._freest() is not None:
+            return None
+        urgent = max(self._turns)
+        candidates = [
+            request
+            for slots in self._slots.values()
+            if len(slots.parked) < slots.capacity
+            for request in slots.held
+            if request.state is RequestState.RUNNING
+            and request.priority < urgent
+            and request.preemptions < PREEMPTIONS
+        ]
+        if not candidates:
+            return None
+        order = {request: place for place, request in enumerate(self._live.values())}
+        request = min(candidates, key=lambda each: (each.priority, -order[each]))
+        request.apply(RequestEvent.PREEMPT)
+        request.preemptions += 1
+        slots = self._slots[request.replica or ""]
+        slots.held.discard(request)
+        slots.parked.append(request)
+        return request
 
     def end(self, request: Request, event: RequestEvent) -> None:
         """Record the one end of a request: FINISH, ABORT or FAIL.
@@ -129,7 +176,7 @@ class Scheduler:
             slots.held.discard(request)
 
     def preempt(self, request: Request) -> None:
-        """Take a running request from its replica; it is the next to be dispatched."""
+        """Take a running request from its replica, to be begun anew: it is the next to be."""
         request.apply(RequestEvent.PREEMPT)
         self.release(request)
         self._resumed.append(request)
@@ -152,9 +199,9 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many are accepted and not running."""
-        return len(self._resumed) + sum(
-            len(queue) for turns in self._turns.values() for queue in turns.values()
-        )
+        parked = sum(len(slots.parked) for slots in self._slots.values())
+        queues = (queue for turns in self._turns.values() for queue in turns.values())
+        return parked + len(self._resumed) + sum(len(queue) for queue in queues)
 
     @property
     def running(self) -> int:
@@ -168,6 +215,27 @@ class Scheduler:
         name = max(self._slots, key=lambda name: self._slots[name].free, default=None)
         return name if name is not None and self._slots[name].free > 0 else None
 
+    def _next(self) -> tuple[Request, str] | None:
+        """Take who is to run next, and say where: begun anew, on hold, or from the queue."""
+        name = self._freest()
+        if name is None:
+            return None
+        if self._resumed:
+            return self._resumed.popleft(), name
+        urgent = max(self._turns, default=None)
+        on_hold = [
+            (request.priority, -place, request, where)
+            for where, slots in self._slots.items()
+            if slots.free > 0
+            for place, request in enumerate(slots.parked)
+            if urgent is None or request.priority >= urgent
+        ]
+        if on_hold:
+            _, _, request, where = max(on_hold, key=lambda each: each[:2])
+            self._slots[where].parked.remove(request)
+            return request, where
+        return None if urgent is None else (self._take_turn(), name)
+
     def _take_turn(self) -> Request:
         turns = self._turns[max(self._turns)]
         client, queue = next(iter(turns.items()))
@@ -180,6 +248,10 @@ class Scheduler:
         if request in self._resumed:
             self._resumed.remove(request)
             return
+        for slots in self._slots.values():
+            if request in slots.parked:
+                slots.parked.remove(request)
+                return
         turns = self._turns[request.priority]
         queue = turns[request.client]
         queue.remove(request)

@@ -110,6 +110,17 @@ class Executor(Protocol):
         """
         ...
 
+    def hold(self, call_id: int) -> None:
+        """Have a call make no step until `resume`; it keeps what it has. Step mode only.
+
+        Unknown and finished ids are ignored; a call that ends nevertheless, ends as usual.
+        """
+        ...
+
+    def resume(self, call_id: int) -> bool:
+        """Go on with a call on hold; False when the rank cannot be told, so that it never will."""
+        ...
+
     def on_failure(self, callback: Callable[[Cause], None]) -> None:
         """Have `callback` called once, at once, with the first cause; a late one is replayed."""
         ...

@@ -27,8 +27,10 @@ from stopbath.messages import (
     Dumped,
     Failure,
     FromRank,
+    Hold,
     ModelInfo,
     Progress,
+    Resume,
 )
 from stopbath.wire import Channel, ChannelClosed, WireError
 
@@ -216,13 +218,27 @@ class MultiprocExecutor:
 
     def cancel(self, call_id: int) -> None:
         """Give up a call at its next step, on all ranks together; the future still ends."""
+        # Full: it has not read the call either. Closed: it is dead.
+        self._tell(Cancel(id=call_id))
+
+    def hold(self, call_id: int) -> None:
+        """Have a call make no step until `resume`; see `Executor.hold`."""
+        self._tell(Hold(id=call_id))
+
+    def resume(self, call_id: int) -> bool:
+        """Go on with a call on hold; False when a rank cannot be told."""
+        return self._tell(Resume(id=call_id))
+
+    def _tell(self, message: Cancel | Hold | Resume) -> bool:
+        told = True
         with self._send_lock:
             for channel in self._channels:
                 try:
-                    channel.send(Cancel(id=call_id))
+                    channel.send(message)
                 except WireError:
-                    continue  # full: it has not read the call either; closed: it is dead
+                    told = False
         self._flush_later()
+        return told
 
     def _flush_later(self) -> None:
         if self._pump is not None and not all(channel.idle for channel in self._channels):

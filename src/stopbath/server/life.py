@@ -56,6 +56,7 @@ class Life:
             fleet.executors,
             queue_limit=config.queue_limit,
             capacity=config.capacity,
+            preempts=config.preempts,
             retry_on_death=config.retry_on_death,
         )
         fleet.serve(self._engine)

@@ -51,7 +51,8 @@ class BatchLoop(RankLoop):
     """Admits calls of `GENERATE` to a running batch; each leaves it when its own steps are done.
 
     A turn takes in what has come, drops what nobody wants any more, and makes one model call for
-    the samples that can share one; those of another size have the next turn. Calls of other
+    the samples that can share one; those of another size have the next turn. Calls on hold have
+    none, and keep their latents and their place in their schedule in the rank. Calls of other
     methods are answered between two turns. `capacity` is the number of pictures in the batch; a
     request for more than that runs when nothing else does.
 
@@ -75,17 +76,22 @@ class BatchLoop(RankLoop):
 
     def _work(self) -> None:
         while True:
-            idle = not (self._waiting or self._running)
-            calls = self._inbox.take(wait=idle)
-            if self._inbox.ended or (idle and not calls):
+            idle = not (self._waiting or self._active())
+            calls = self._inbox.take(wait=idle, news=True)
+            if self._inbox.ended or (idle and not calls and self._inbox.leaving):
                 return
             for call in calls:
                 self._accept(call)
             self._drop(self._unwanted())
             self._admit()
-            if self._running:
+            if self._active():
                 self._step()
                 self._finish([run for run in self._running if run.sample.over])
+
+    def _active(self) -> list[_Running]:
+        """Give those in the batch that get steps: not those on hold, which keep what they have."""
+        held = self._inbox.held
+        return [run for run in self._running if run.watch.call_id not in held]
 
     def _accept(self, call: Call) -> None:
         if call.method != GENERATE or GENERATE in self._methods:
@@ -113,11 +119,12 @@ class BatchLoop(RankLoop):
 
     def _admit(self) -> None:
         """Take in whoever has room, in the order they came."""
-        room = self._capacity - sum(run.sample.pictures for run in self._running)
+        active = self._active()
+        room = self._capacity - sum(run.sample.pictures for run in active)
         admitted: list[_Waiting] = []
         while self._waiting:
             first = self._waiting[0]
-            alone = not (self._running or admitted)
+            alone = not (active or admitted)
             if first.request.n > room and not alone:
                 break
             room -= first.request.n
@@ -137,8 +144,11 @@ class BatchLoop(RankLoop):
 
     def _step(self) -> None:
         """Make one model call for the first in line and all who can share it."""
-        shape = self._running[0].sample.shape
-        together = [run for run in self._running if run.sample.shape == shape]
+        active = self._active()
+        if not active:
+            return  # put on hold since the turn began
+        shape = active[0].sample.shape
+        together = [run for run in active if run.sample.shape == shape]
         for run in together:  # to the end of the line
             self._running.remove(run)
         self._running.extend(together)

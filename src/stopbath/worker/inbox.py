@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from stopbath.lifecycle import Deadline
-from stopbath.messages import Call, Cancel
+from stopbath.messages import Call, Cancel, Hold, Resume
 
 if TYPE_CHECKING:
     from stopbath.messages import ToRank
@@ -23,6 +23,8 @@ class Inbox:
         self._calls: deque[Call] = deque()
         self._open: dict[int, Deadline] = {}  # queued or running
         self._cancelled: set[int] = set()  # a subset of those
+        self._held: set[int] = set()  # too
+        self._news = False  # of a call that is open, since the last `take`
         self._stopping = False
         self.ended: str | None = None
         """Why nothing more can come, once it cannot."""
@@ -37,8 +39,15 @@ class Inbox:
                 self._calls.append(message)
                 self._open[message.id] = left
                 self._changed.notify_all()
-            elif isinstance(message, Cancel) and message.id in self._open:
-                self._cancelled.add(message.id)
+            elif isinstance(message, Cancel | Hold | Resume) and message.id in self._open:
+                if isinstance(message, Cancel):
+                    self._cancelled.add(message.id)
+                elif isinstance(message, Hold):
+                    self._held.add(message.id)
+                else:
+                    self._held.discard(message.id)
+                self._news = True
+                self._changed.notify_all()
 
     def end(self, why: str) -> None:
         """Note that the server is gone or not understood; the first reason stays."""
@@ -64,14 +73,18 @@ class Inbox:
                 return None
             return self._calls.popleft()
 
-    def take(self, *, wait: bool) -> list[Call]:
+    def take(self, *, wait: bool, news: bool = False) -> list[Call]:
         """Give every call that has come; with `wait` as `next` does, until there is one.
 
-        Nothing after a wait means that none should come.
+        With `news` the wait is also over when a call that is open is cancelled, put on hold or
+        taken up. Otherwise nothing after a wait means that none should come.
         """
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._calls or self._stopping or self.ended)
+                self._changed.wait_for(
+                    lambda: self._calls or self._stopping or self.ended or (news and self._news)
+                )
+            self._news = False
             calls = [] if self.ended else list(self._calls)
             self._calls.clear()
             return calls
@@ -80,6 +93,17 @@ class Inbox:
         """Wait until a stop or the channel's end; whether it came by `by`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping or bool(self.ended), by.left_s())
+
+    @property
+    def leaving(self) -> bool:
+        """Whether no call should come any more."""
+        return self._stopping or self.ended is not None
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The calls on hold."""
+        with self._changed:
+            return frozenset(self._held)
 
     def given_up(self, call_id: int) -> bool:
         """Whether nobody wants the call any more: cancelled, too late, or no server."""
@@ -95,3 +119,4 @@ class Inbox:
         with self._changed:
             self._open.pop(call_id, None)
             self._cancelled.discard(call_id)
+            self._held.discard(call_id)
