@@ -163,6 +163,17 @@ def test_a_request_is_preempted_so_often_and_no_more() -> None:
     assert queue.make_room() is None
 
 
+def test_a_replica_holds_no_more_than_it_has_places() -> None:
+    """What is on hold takes memory on the device: the still more urgent waits, too."""
+    queue = urgent_queue(a=1)
+    for priority in range(3):
+        queue.submit(str(priority), "c", 99.0, priority)
+        if queue.make_room() is None:
+            assert (priority, queue.waiting) in {(0, 1), (2, 2)}
+        queue.dispatch()
+    assert (queue.waiting, queue.running) == (2, 1)
+
+
 def test_without_preemption_the_urgent_wait() -> None:
     """Request mode: one request has the whole model until its end."""
     queue = scheduler(a=1)
