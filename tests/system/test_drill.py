@@ -18,6 +18,7 @@ import pytest
 from stopbath.drill.catalog import ABSENT, KINDS, SCENARIOS
 from stopbath.drill.scenario import FACES
 from stopbath.drill.soaked import plan_of
+from stopbath.drill.starts import start_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,3 +146,39 @@ def test_a_short_soak_leaves_nothing() -> None:
     done = drill("--soak", "12", "--seed", "3")
     assert done.returncode == 0, done.stdout
     assert "left behind: 0 (goal 0)" in done.stdout
+
+
+def starts(*args: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "stopbath.drill.starts", *args]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_starts_that_are_hit_replay_their_choices_and_leave_nothing() -> None:
+    """Every face, hit between 0 and 3 s after its start; `make starts` plays 300."""
+    plans = [start_of(0, run) for run in range(300)]
+    assert {(it.face, it.victim) for it in plans} == {
+        *(("library", who) for who in ("front", "keeper", "w0")),
+        *(("serve", who) for who in ("front", "keeper", "server", "rank0")),
+        *(("run", who) for who in ("front", "keeper", "command")),
+    }
+    assert {it.number for it in plans} == {2, 9, 15}
+    assert starts("--plans", "--runs", "300").stdout.splitlines() == [
+        f"{run}: {it}" for run, it in enumerate(plans)
+    ]
+    done = starts("--runs", "8", "--seed", "5")
+    assert done.returncode == 0, done.stdout
+    assert "left something behind: 0 (goal 0)" in done.stdout
+
+
+def test_a_start_that_leaves_something_is_told(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if '_keeper.py' not in sys.orig_argv[-1] and 'TMPDIR' in os.environ:\n"
+        "    open(os.path.join(os.environ['TMPDIR'], 'leak'), 'w').close()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-m", "stopbath.drill.starts", "--run", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1
+    assert "left something behind: 1 (goal 0)" in done.stdout
+    assert "/leak" in done.stdout

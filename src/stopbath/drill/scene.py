@@ -121,12 +121,13 @@ class Scene:
     def ref(self, name: str) -> ProcessRef:
         """Give one process of the run by its part."""
         if name not in self.refs:
-            self.until(lambda: self._knows(name), _START_S)
+            self.until(lambda: self.knows(name), _START_S)
         if name not in self.refs:
             raise SetupFailed(f"there is no {name}, only {sorted(self.refs)}")
         return self.refs[name]
 
-    def _knows(self, name: str) -> bool:
+    def knows(self, name: str) -> bool:
+        """Whether there is, or was, a process with this part by now."""
         self._learn()
         return name in self.refs
 

@@ -22,6 +22,7 @@ __all__ = [
     "arm_parent_death",
     "become_subreaper",
     "children",
+    "children_of",
     "descendants",
     "die",
     "die_with_group",
@@ -206,7 +207,11 @@ def signal_group_of(ref: ProcessRef, number: int) -> None:
 
 def children() -> list[int]:
     """List the children of this single-threaded process, zombies and adopted ones included."""
-    pid = os.getpid()
+    return children_of(os.getpid())
+
+
+def children_of(pid: int) -> list[int]:
+    """List the children of a process's first thread, by number alone: of others, to look at."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return [int(word) for word in file.read().split()]

@@ -17,6 +17,7 @@ from stopbath.drill.catalog import (
     stopping,
     surroundings,
 )
+from stopbath.drill.starts import scenario_of
 
 if TYPE_CHECKING:
     from stopbath.drill.scenario import Absent, Scenario
@@ -38,4 +39,4 @@ def find(ident: str) -> Scenario:
     for scenario in SCENARIOS:
         if scenario.id == ident:
             return scenario
-    raise LookupError(f"there is no scenario {ident!r}")
+    return scenario_of(ident)
