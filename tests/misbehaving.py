@@ -45,6 +45,12 @@ def heard(ctx: WorkerContext) -> None:
     _for_ever()
 
 
+def dies_of_sigquit(ctx: WorkerContext) -> None:
+    """Have SIGQUIT at its default, and end when asked."""
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    obedient(ctx)
+
+
 def counts_its_signals(ctx: WorkerContext) -> None:
     """Write an x to the descriptor `heard` for every SIGTERM, and go on."""
     signal.signal(signal.SIGTERM, lambda *_: os.write(ctx.fds["heard"], b"x"))

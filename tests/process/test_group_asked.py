@@ -51,3 +51,20 @@ def test_wrong_use_is_an_error_at_the_caller(group_of: Callable[..., WorkerGroup
         group_of("obedient").fail("w9", "is not here")
     with pytest.raises(NotStarted):
         group_of("obedient", start=False).signal("w0", signal.SIGTERM)
+
+
+def test_a_worker_writes_its_stacks_at_sigquit(group_of: Callable[..., WorkerGroup]) -> None:
+    """Whatever its function does with other signals, and goes on."""
+    group = group_of("obedient", "in_a_c_call")
+    for worker in group.workers:
+        group.signal(worker.name, signal.SIGQUIT)
+
+    def have_said() -> bool:
+        lines = [member.words.last() for member in group._core.members]
+        return all(any("most recent call first" in line for line in it) for it in lines)
+
+    wait_until(have_said, Deadline.after(5))
+    report = group.shutdown(Deadline.after(2))
+    assert report.cause is None
+    assert any(line.endswith("in obedient") for line in report.workers[0].last_stderr)
+    assert any(line.endswith("in in_a_c_call") for line in report.workers[1].last_stderr)

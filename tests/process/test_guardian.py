@@ -105,10 +105,30 @@ def test_any_number_of_signals_is_harmless(guard: Callable[..., Run]) -> None:
     assert run.ended() in {128 + n for n in (1, 2, 3, 15)}
 
 
-def test_sigquit_stops_now(guard: Callable[..., Run]) -> None:
-    run = guard(ranks="deaf", graces=(60.0, 0.3, 1.0), outer=(66.0, 2.5, 1.0))
+@pytest.mark.parametrize("ranks", ["deaf", "in_a_c_call"])
+def test_sigquit_stops_now_with_the_stacks_of_the_ranks(
+    guard: Callable[..., Run], ranks: str
+) -> None:
+    """Of a rank whose interpreter is locked too; on stderr, and in the report."""
+    run = guard(ranks=ranks, graces=(60.0, 0.3, 1.0), outer=(66.0, 2.5, 1.0))
     run.kill("guardian", signal.SIGQUIT)
     assert run.ended() == 0
+    workers = {worker["name"]: worker["last_stderr"] for worker in run.report["workers"]}
+    for rank in ("rank0", "rank1"):
+        said = [line for line in run.said if line.startswith(f"[{rank}] ")]
+        assert any(line.endswith(f"in {ranks}") for line in said)
+        assert any(line.endswith(f"in {ranks}") for line in workers[rank])
+    assert any(line.endswith("in serves_ranks") for line in workers["server"])
+    assert {run.outcomes()[rank] for rank in ("rank0", "rank1")} == {"killed"}
+
+
+def test_sigquit_harms_nobody_who_cannot_write_stacks(guard: Callable[..., Run]) -> None:
+    """A rank that put the signal back to its default is ended by the stop, not by it."""
+    run = guard(ranks="dies_of_sigquit")
+    run.kill("guardian", signal.SIGQUIT)
+    assert run.ended() == 0
+    assert run.outcomes()["rank0"] == "terminated"
+    assert run.report["cause"] is None
 
 
 def test_a_hung_server_is_ended_by_the_guardians_own_deadline(guard: Callable[..., Run]) -> None:

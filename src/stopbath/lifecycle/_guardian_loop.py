@@ -5,10 +5,12 @@ It is a supervisor of one process, on the main thread of an interpreter that run
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle._account import merge, write_report
@@ -21,6 +23,7 @@ from stopbath.lifecycle._exitcode import Ending, run_exit_code, serve_exit_code
 from stopbath.lifecycle._process import (
     ProcessRef,
     SignalQueue,
+    catches,
     children,
     peek_exit,
     read_stat,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Guardian"]
 
 _STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
+_DUMP_S = 0.1  # for the stacks, before the SIGTERM that ends whoever would write them
 _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be ended
 
 
@@ -134,7 +138,26 @@ class Guardian:
             words = ("stopping", "stopping now", "killing")[stage]
             hint = (" (again: stop now)", " (again: kill)", "")[stage]
             forward(f"stopbath: {signal_name(arrival.number)}: {words}{hint}\n".encode())
-        self._core.stop(_STAGES[stage], math.inf, self._asked_by)
+        action = _STAGES[stage]
+        if early and action < Action.SIGKILL:
+            self._dump_stacks()
+            later = time.monotonic() + _DUMP_S
+            self._sup.call_at(later, lambda: self._core.stop(action, math.inf, self._asked_by))
+        else:
+            self._core.stop(action, math.inf, self._asked_by)
+
+    def _dump_stacks(self) -> None:
+        """Have the server and its ranks write their stacks; who cannot would die of the signal."""
+        living = [(it["pid"], it["start"]) for it in self._foreign.values() if it["exit"] is None]
+        main = self._main.ref
+        if main is not None:
+            living.append((main.pid, main.start))
+        for pid, start in living:
+            with contextlib.suppress(ProcessLookupError):
+                ref = ProcessRef.open(pid, start)
+                if catches(ref, signal.SIGQUIT):
+                    ref.send(signal.SIGQUIT)
+                ref.close()
 
     # -- what is not ours by asking, but ours to account for
 

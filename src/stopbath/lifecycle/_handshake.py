@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._spec import WorkerSpec
 
 __all__ = ["go_frame", "payload_of", "run_target", "shake_hands"]
+
+
+_STDERR = 2
 
 
 class _Job(NamedTuple):
@@ -130,9 +134,12 @@ def run_target(job: _Job) -> None:
 
     A target that raises, or returns before it was ready, is reported with its traceback.
     """
+    import faulthandler
     import threading
 
     ctx = job.ctx
+    # In C: also while a call holds the interpreter. Asked for by a SIGQUIT to the guardian.
+    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True, chain=False)
     threading.Thread(target=ctx.listen, name="stopbath-control", daemon=True).start()
     phase = "importing its target"
     try:

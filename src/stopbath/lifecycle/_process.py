@@ -21,6 +21,7 @@ __all__ = [
     "SignalQueue",
     "arm_parent_death",
     "become_subreaper",
+    "catches",
     "children",
     "children_of",
     "descendants",
@@ -203,6 +204,16 @@ def signal_group_of(ref: ProcessRef, number: int) -> None:
         os.killpg(ref.pid, number)  # noqa: TID251  (the one place that may)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def catches(ref: ProcessRef, number: int) -> bool:
+    """Whether a process has a handler for a signal, as `/proc` shows it now."""
+    try:
+        with open(f"/proc/{ref.pid}/status", "rb") as file:
+            mask = file.read().partition(b"\nSigCgt:")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1) and not ref.dead()
 
 
 def children() -> list[int]:

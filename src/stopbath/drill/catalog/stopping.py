@@ -175,6 +175,20 @@ SCENARIOS: tuple[Scenario, ...] = (
         expect=(so.exit_code(0), so.ended("rank0", "killed")),
     ),
     _serve(
+        id="F20i",
+        title="a rank sits in C: SIGQUIT stops now and shows where",
+        injection="sits in C, for SIGQUIT",
+        setup=server("deaf"),
+        inject=do.request("in C"),
+        verify=seen.was_told("in C"),
+        then=so.term(_QUIT),
+        expect=(
+            so.exit_code(0),
+            so.ended("rank0", "killed"),
+            so.says("in hold_interpreter"),
+        ),
+    ),
+    _serve(
         id="F20h",
         title="the server itself is stopped (SIGSTOP)",
         injection="SIGSTOP",
