@@ -166,6 +166,38 @@ def test_a_stop_that_was_asked_for_is_no_fault_of_a_watched_process(
     assert run.report["clean"]
 
 
+@pytest.fixture
+def device_file() -> Iterator[str]:
+    """A file that is called like a device's, and that no driver is behind."""
+    path = f"/dev/nvidia-of-a-test-{os.getpid()}"
+    with open(path, "wb"):  # noqa: PTH123
+        pass
+    yield path
+    os.unlink(path)  # noqa: PTH108
+
+
+@pytest.mark.skipif(not ROOT, reason="makes a file in /dev")
+def test_the_last_holder_of_a_device_that_dies_ends_the_run(
+    wrap: Callable[..., Wrapped], device_file: str
+) -> None:
+    """The engine is told by what it has open: a title tells nothing of it."""
+    code = f"sleep 60 3<{device_file} & echo up $!; while :; do sleep 1; done"
+    run = wrap("bash", "-c", code, options=(*QUICK, "--watch", "device"))
+    run.says("up")
+    holder = int(run.out.read_text().split()[1])
+    wait_until(lambda: _holds(run.guardian, [holder]), Deadline.after(5), "it is watched")
+    os.kill(holder, signal.SIGKILL)
+    assert run.ended() == 143  # bash, by the SIGTERM of the stop
+    assert "lost --watch device:1: the last holder died" in run.errors
+    assert "the last holder died" in run.report["cause"]["what"]
+
+
+def test_no_holder_of_a_device_in_time_ends_the_run(wrap: Callable[..., Wrapped]) -> None:
+    run = wrap("sleep", "60", options=(*QUICK, "--watch", "device", "--watch-within", "0.3"))
+    assert run.ended() == 143
+    assert "has 0 of --watch device:1 after 0.3 s" in run.errors
+
+
 # -- isolate
 
 

@@ -10,7 +10,25 @@ TYPE_CHECKING = False  # `typing` costs the start of `run` 3 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-__all__ = ["become_guardian"]
+__all__ = ["LEDGERS", "become_guardian", "ledger_command"]
+
+LEDGERS = ("auto", "on", "off")
+"""Whether device memory is looked at: where there is a device, always, never."""
+
+
+def ledger_command(asked: str) -> list[str] | None:
+    """Give the command that looks at device memory for the guardian, if it is to be looked at."""
+    if asked == "off" or (asked == "auto" and not _device_there()):
+        return None
+    return [sys.executable, "-P", "-m", "stopbath.devices.look"]
+
+
+def _device_there() -> bool:
+    try:
+        names = os.listdir("/dev")  # noqa: PTH208  (pathlib costs 5 ms)
+    except OSError:
+        return False
+    return any(name[:6] == "nvidia" and name[6:].isdigit() for name in names) or "dxg" in names
 
 
 def become_guardian(job: dict[str, Any]) -> NoReturn:

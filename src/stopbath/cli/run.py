@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from stopbath.cli.launch import become_guardian
+from stopbath.cli.launch import LEDGERS, become_guardian, ledger_command
 from stopbath.usage import UsageError
 
 TYPE_CHECKING = False  # `typing` costs the start of `run` 3 ms
@@ -45,19 +45,29 @@ Options:
   --remove-inferred
                  Remove lock files of the command, too, and shared memory that
                  was born during the run and that nobody holds.
+  --ledger WHEN  Compare device memory before and after, and wait for its
+                 release: auto (where there is an NVIDIA device), on or off.  [auto]
   --isolate pid  Run it in a PID namespace; needs CAP_SYS_ADMIN.
   --help         Show this message and exit.
 """
 
 _SECONDS = ("drain", "terminate", "kill", "linger", "watch-within")
-_WORDS = ("report", "name", "isolate", "watch")
+_WORDS = ("report", "name", "isolate", "watch", "ledger")
+_CHOICES = {"isolate": ("pid",), "ledger": LEDGERS}
 _FLAGS = ("capture", "tty", "remove-inferred")
 
 
 def parse(args: list[str]) -> dict[str, Any]:
     """Read the options; `UsageError` says in one line what is wrong."""
     found: dict[str, Any] = {"drain": 10.0, "terminate": 5.0, "kill": 2.0, "linger": 0.0}
-    found |= {"report": None, "name": None, "isolate": None, "watch": [], "watch-within": 60.0}
+    found |= {
+        "report": None,
+        "name": None,
+        "isolate": None,
+        "watch": [],
+        "watch-within": 60.0,
+        "ledger": "auto",
+    }
     found |= dict.fromkeys(_FLAGS, False)
     rest = list(args)
     while rest and rest[0].startswith("-"):
@@ -78,11 +88,16 @@ def parse(args: list[str]) -> dict[str, Any]:
             found["watch"].append(_watch(value))
         else:
             found[name] = _seconds(word, value) if name in _SECONDS else value
-    if found["isolate"] not in {None, "pid"}:
-        raise UsageError(f"--isolate takes pid, not {found['isolate']}")
     if not rest:
         raise UsageError("run needs a command: stopbath run -- COMMAND")
-    return found | {"argv": rest}
+    return _checked(found) | {"argv": rest}
+
+
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    for name, choices in _CHOICES.items():
+        if found[name] is not None and found[name] not in choices:
+            raise UsageError(f"--{name} takes {' or '.join(choices)}, not {found[name]}")
+    return found
 
 
 def _watch(text: str) -> tuple[str, int]:
@@ -129,6 +144,7 @@ def run(args: list[str]) -> None:
             "watch_within_s": asked["watch-within"],
             "remove_inferred": asked["remove-inferred"],
             "isolate": asked["isolate"],
+            "ledger": ledger_command(asked["ledger"]),
             "report": asked["report"] and os.path.abspath(asked["report"]),  # noqa: PTH100
         }
     )

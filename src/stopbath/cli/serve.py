@@ -6,12 +6,12 @@ import importlib.util
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 
-from stopbath.cli.launch import become_guardian
+from stopbath.cli.launch import become_guardian, ledger_command
 from stopbath.config import BUNDLED, ExecutorKind, Mode, OnEngineDeath, Parallel, ServeConfig
 from stopbath.errors import UsageError
 
@@ -78,6 +78,10 @@ def serve(
     worker_extension: Annotated[
         str, typer.Option(help="MODULE:FUNCTION called in every rank before it is ready.")
     ] = "",
+    ledger: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(help="Compare device memory before and after; auto: where there is any."),
+    ] = "auto",
     queue_limit: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
 ) -> None:
     """Serve a diffusion model over the OpenAI images API."""
@@ -124,6 +128,7 @@ def serve(
                 terminate + kill + _OUTER_S,
                 kill,
             ],
+            "ledger": None if device == "cpu" and ledger == "auto" else ledger_command(ledger),
             "report": None if report is None else str(report.absolute()),
         }
     )

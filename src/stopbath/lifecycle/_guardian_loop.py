@@ -38,6 +38,7 @@ from stopbath.lifecycle._words import forward
 
 if TYPE_CHECKING:
     from stopbath.lifecycle._containment import RunCgroup
+    from stopbath.lifecycle._ledger import DeviceLedger
     from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._process import Arrival
     from stopbath.lifecycle._registry import Record
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Guardian"]
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
 _DUMP_S = 0.1  # for the stacks, before the SIGTERM that ends whoever would write them
 _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be ended
@@ -74,6 +76,8 @@ class Guardian:
         self._foreign_strays: list[dict[str, Any]] = []
         self._sup = Supervisor(keeper)
         self._sup.on_foreign = self._note
+        self._ledger: DeviceLedger | None = None
+        self._devices: tuple[list[dict[str, Any]], str] = ([], "")
         self._running: Running | None = None
         if job["kind"] == "run":
             from stopbath.lifecycle._running import Running
@@ -97,6 +101,7 @@ class Guardian:
             self._running.begin(self._core)
         self._sup.watch_fd(self._queue.fileno(), self._on_signals)
         self._sup.add(self._core)
+        self._look_at_devices()
         self._core.when_over(self._sup.leave)
         self._sup.run()
         self._keeper_lost = self._keeper.channel.eof
@@ -105,8 +110,12 @@ class Guardian:
             self._clear_up()  # before the keeper does it and forgets
         self._keeper.close()
         self._cgroup.kill()  # what a keeper that was killed can no longer do
+        if self._ledger is not None:
+            self._ledger.cut()
         self._end_adopted(Deadline.after(_LEAVE_S))
         self._clear_up()
+        if self._ledger is not None:
+            self._devices = self._ledger.settle(self._ours(), self._queue.fileno(), self._hurried)
         if self._cgroup.remove() and not children():
             self._record.remove()
         return self._account()
@@ -114,6 +123,22 @@ class Guardian:
     def _clear_up(self) -> None:
         if self._running is not None and self._swept is None:
             self._swept = self._running.end()
+
+    # -- device memory
+
+    def _look_at_devices(self) -> None:
+        if self._job.get("ledger"):
+            from stopbath.lifecycle._ledger import DeviceLedger
+
+            self._ledger = DeviceLedger(self._job["ledger"], self._sup)
+            self._ledger.begin()
+
+    def _ours(self) -> set[int]:
+        strays = [*self._foreign_strays, *(self._core.report.strays if self._core.report else ())]
+        return {self._main.pid or 0, *self._foreign, *(it["pid"] for it in strays)}
+
+    def _hurried(self) -> bool:
+        return any(arrival.number in _STOPPING for arrival in self._queue.read())
 
     # -- signals
 
@@ -250,6 +275,11 @@ class Guardian:
             keeper_lost=self._keeper_lost,
         )
         serving = self._job["kind"] == "serve"
+        merged["devices"], absent = self._devices
+        if absent:
+            merged["devices_absent"] = absent
+        if any(it["proved"] for device in merged["devices"] for it in device["left"]):
+            merged["clean"] = False
         merged["swept"] = {"runs": self._job["swept"], **(self._swept or {})}
         merged["exit_code"] = code = (serve_exit_code if serving else run_exit_code)(ending)
         if self._job["report"]:
@@ -260,9 +290,13 @@ class Guardian:
             forward(
                 f"stopbath: {self._job['argv'][0]}: {os.strerror(ending.spawn_errno)}\n".encode()
             )
-        elif serving or not merged["clean"] or merged["strays"]:
+        elif serving or not merged["clean"] or merged["strays"] or _held(merged["devices"]):
             forward("".join(f"stopbath: {line}\n" for line in render(merged)).encode())
         return code
+
+
+def _held(devices: list[dict[str, Any]]) -> bool:
+    return any(device["left"] for device in devices)
 
 
 def _server(job: dict[str, Any]) -> Member:

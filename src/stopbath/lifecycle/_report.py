@@ -160,6 +160,10 @@ def render(report: dict[str, Any], width: int = 80) -> list[str]:
         report["survivors"],
         lambda it: f"{it['name']} in state {it['state']} {it['wchan']}",
     )
+    if any(device["left"] for device in report.get("devices", ())):
+        from stopbath.lifecycle._ledger import render_devices
+
+        rows += [f"  {line}" for line in render_devices(report["devices"])]
     return lines + [row if len(row) <= width else row[: width - 1] + "…" for row in rows]
 
 
