@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import checkpoints
+from served import serve
 from stopbath.config import ServeConfig
 from stopbath.errors import UsageError
 from stopbath.executor.multiproc import MultiprocExecutor
@@ -300,3 +301,19 @@ def test_a_request_that_was_put_on_hold_gives_the_same_picture(replica: Multipro
         assert replica.resume(call.id)
     (picture,) = pictures(call)
     assert (picture == expected).all()
+
+
+def test_an_urgent_request_of_a_client_is_answered_before_one_that_runs(tmp_path: Path) -> None:
+    """Over HTTP: the other one is on hold meanwhile, and its picture is as without."""
+    usual = {"num_inference_steps": 300, "seed": 3}
+    with serve(
+        tmp_path, target="stopbath.server.main:main", model="bundled", mode="step", max_batch=1
+    ) as server:
+        expected = server.ask(**usual).wait()[0].json()["data"]
+        held = server.ask(**usual)
+        server.running(1)
+        answer, came_s = server.ask(priority=1, num_inference_steps=4).wait()
+        assert answer.status_code == 200
+        late, late_s = held.wait()
+        assert late.json()["data"] == expected
+        assert came_s < late_s

@@ -166,12 +166,13 @@ def test_a_request_is_preempted_so_often_and_no_more() -> None:
 def test_a_replica_holds_no_more_than_it_has_places() -> None:
     """What is on hold takes memory on the device: the still more urgent waits, too."""
     queue = urgent_queue(a=1)
-    for priority in range(3):
-        queue.submit(str(priority), "c", 99.0, priority)
-        if queue.make_room() is None:
-            assert (priority, queue.waiting) in {(0, 1), (2, 2)}
-        queue.dispatch()
-    assert (queue.waiting, queue.running) == (2, 1)
+    usual = queue.submit("usual", "c", 99.0)
+    queue.dispatch()
+    urgent = queue.submit("urgent", "c", 99.0, 1)
+    assert queue.make_room() is usual
+    assert queue.dispatch() == [urgent]
+    queue.submit("most urgent", "c", 99.0, 2)
+    assert queue.make_room() is None
 
 
 def test_without_preemption_the_urgent_wait() -> None:
