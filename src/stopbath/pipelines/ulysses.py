@@ -8,6 +8,7 @@ of a pass, and the split model is held against the whole one before it serves.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -100,6 +101,8 @@ class UlyssesSplit:
         except (ValueError, RuntimeError, NotImplementedError) as error:
             first = str(error).strip().splitlines()[0]
             raise ModelUnusable(f"{self._name} cannot be split: {first}; {_INSTEAD}") from error
+        # Said at every rank's first pass, and nothing that whoever reads it could change.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"diffusers\.hooks")
         self._refuse_odd_sizes()
         # On the instance, around the hooks of diffusers.
         self._whole = self._denoiser.forward
