@@ -105,7 +105,9 @@ def scenario_of(ident: str) -> Scenario:
 def _hit(scene: Scene, it: Start) -> None:
     """Strike at the instant, or as soon as the victim is there; it may never be."""
     pause(it.at_s)
-    found = scene.until(lambda: _find(scene, it.victim) or _over(scene), _LATEST_S)
+    found = scene.until(
+        lambda: _find(scene, it.victim) or _over(scene) or scene.told("start failed"), _LATEST_S
+    )
     scene.hit_at = time.monotonic()
     if isinstance(found, ProcessRef):
         found.send(it.number)
@@ -144,7 +146,8 @@ def _first_child(pid: int) -> int | None:
 def _has_taken_effect(scene: Scene, it: Start) -> str:
     hit = scene.notes.get("hit")
     if hit is None:
-        return "" if _over(scene) else "nobody was hit"
+        ended = _over(scene) or scene.told("start failed")  # by its habits, before the blow
+        return "" if ended else "nobody was hit"
     if it.number == signal.SIGKILL and not scene.shows(hit.dead):
         return f"{it.victim} is alive after SIGKILL"
     return ""
@@ -170,6 +173,8 @@ def main(argv: list[str]) -> int:
             sys.stdout.write(f"{number}: {start_of(asked.seed, number)}\n")
         if asked.plans:
             return 0
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell, in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     from stopbath.drill.conductor import conduct, turns
 
     scenarios = [scenario_of(f"{PREFIX}/{asked.seed}/{number}") for number in numbers]

@@ -77,7 +77,7 @@ class GroupCore:
         self._began_wall = ""
         self._linger_s: float | None = None
         self._strays: list[dict[str, Any]] = []
-        self._strays_left: list[Frame] = []
+        self._strays_left: dict[int, list[Frame]] = {}  # by the spawn id of who left them
 
     @property
     def over(self) -> bool:
@@ -88,7 +88,8 @@ class GroupCore:
         """Give what is alive after the last step, as /proc shows it now."""
         found = [m.survivor() for m in self.members if m.state is WorkerState.SURVIVED and m.pid]
         if self.state is GroupState.SURVIVED:
-            found += [survivor_of(it["pid"], it["argv"], "SIGKILL") for it in self._strays_left]
+            left = {it["pid"]: it for some in self._strays_left.values() for it in some}
+            found += [survivor_of(pid, it["argv"], "SIGKILL") for pid, it in left.items()]
         return found
 
     def _move(self, event: GroupEvent) -> None:
@@ -288,14 +289,18 @@ class GroupCore:
             if member.status_due is not None or member.alive:
                 return
         member.move(WorkerEvent.GONE)
-        self._strays_left = []
+        self._strays_left.pop(member.spawn_id, None)
+        self._strays_left.pop(0, None)
         self._sup.unwatch_words(member)
         member.close()
         self._finish_if_ended()
 
-    def strays_left(self, left: list[Frame]) -> None:
-        """The keeper names what dead workers left and what has not ended yet."""
-        self._strays_left = left
+    def strays_left(self, spawn_id: int, left: list[Frame]) -> None:
+        """The keeper names what a dead worker left and what has not ended yet.
+
+        0 stands for all workers of our worker, as the guardian is told of them.
+        """
+        self._strays_left[spawn_id] = left
 
     def _finish_if_ended(self) -> None:
         if any(m.state is not WorkerState.GONE for m in self.members):
@@ -428,7 +433,8 @@ class GroupCore:
         for member in self.members:
             if member.state is not WorkerState.GONE:
                 member.move(WorkerEvent.OUTLIVED)
-        left = any(m.state is not WorkerState.GONE for m in self.members) or self._strays_left
+        left = any(m.state is not WorkerState.GONE for m in self.members)
+        left = left or any(self._strays_left.values())
         self._move(GroupEvent.OUTLIVED if left else GroupEvent.ENDED)
         self._close(make_report=True)
 

@@ -36,7 +36,7 @@ from stopbath.lifecycle._process import (
     stopped,
 )
 from stopbath.lifecycle._registry import Record
-from stopbath.lifecycle._strays import Strays
+from stopbath.lifecycle._strays import WORKER_MARK, Strays
 
 TYPE_CHECKING = False  # as `typing` has it, which this process does without
 if TYPE_CHECKING:
@@ -61,12 +61,13 @@ class _Client:
 class _Child:
     """A process this keeper spawned."""
 
-    __slots__ = ("client", "exit", "id", "leaf", "name", "number", "ref", "suspendable")
+    __slots__ = ("client", "exit", "id", "leaf", "mark", "name", "number", "ref", "suspendable")
 
     def __init__(
         self, client: _Client, ident: int, name: str, ref: ProcessRef, leaf: Leaf | None
     ) -> None:
         self.client, self.id, self.name, self.ref, self.leaf = client, ident, name, ref, leaf
+        self.mark = ""  # in its environment, and in that of what it starts
         self.number = ref.pid  # what the clients know it by
         self.suspendable = False  # it has a terminal, and its client wants to hear of a Ctrl-Z
         self.exit: Exit | None = None  # known once dead; it stays here until its strays have ended
@@ -93,7 +94,8 @@ class Keeper:
         self._clients: dict[int, _Client] = {}  # by socket
         self._children: dict[int, _Child] = {}  # by pid, until reaped
         self._dead: list[_Child] = []  # reaped; their strays are still ending
-        self._strays = Strays(number)
+        self._strays = Strays(number, self._owner_of)
+        self._births = 0
         self.history: list[Frame] = []  # the last children that ended, for a root that cannot tell
         self._lifeline: tuple[int, int] | None = None
         self._wake_fd = wake_fd
@@ -214,6 +216,8 @@ class Keeper:
     def _spawn(self, client: _Client, frame: Frame, fds: list[int]) -> None:
         """Start one process: own session, default handlers, unblocked mask, only the listed fds."""
         ident, name, env = int(frame["id"]), str(frame["name"]), self._record.marked(frame["env"])
+        self._births += 1
+        mark = env[WORKER_MARK] = f"{self._record.run_id}/{self._births}"
         leaf = self._cgroup.leaf()
         if frame["lifeline_fd"] is not None:
             frame["fds"].append(frame["lifeline_fd"])
@@ -232,7 +236,7 @@ class Keeper:
         elif leaf is not None:
             leaf.admit(ref.pid)  # it waits for `go`, and forks nothing before
         child = self._children[ref.pid] = _Child(client, ident, name, ref, leaf)
-        child.number = self._number(ref)
+        child.number, child.mark = self._number(ref), mark
         child.suspendable = not frame["new_session"]
         self._record.note_process("worker", name, child.number, ref.start)
         self._poll.register(ref.fileno(), select.POLLIN)
@@ -290,28 +294,35 @@ class Keeper:
         if self._strays:  # those that came to us before we knew of this death were told to nobody
             self._announce_strays()
 
+    def _owner_of(self, session: int, mark: str) -> _Child | None:
+        """Find the dead child that left a process; a living one keeps what is its own."""
+        dead = [*self._dead, *(it for it in self._children.values() if it.ref.dead())]
+        for child in dead:
+            if session == child.ref.pid:
+                return child
+        return next((child for child in dead if child.mark == mark), None)
+
     def _adopt(self) -> None:
-        """One pass: reap what has died, take on what is new; when nothing is left, say so.
+        """One pass: reap what has died, take on what is new; whose nothing is left is gone.
 
         Called again by SIGCHLD for every stray that ends, so the passes go on until one finds
         nothing: a fork that raced with this pass is found in the one its parent's end brings.
         """
         take = self._strays.signal is not None or not self._children
-        new = self._strays.adopt(self._children, take=take)
+        changed = self._strays.adopt(self._children, take=take)
         self._cgroup.tidy()
-        if self._dead and not self._strays:
-            for child in self._dead:
-                ended = self._strays.take_ended()
-                self._tell(child.client, {"ev": "gone", "strays": ended, **self._facts(child)})
-            self._dead.clear()
-        elif new:
+        for child in [it for it in self._dead if not self._strays.left(it)]:
+            self._dead.remove(child)
+            ended = self._strays.take_ended(child)
+            self._tell(child.client, {"ev": "gone", "strays": ended, **self._facts(child)})
+        if changed:
             self._announce_strays()
 
     def _announce_strays(self) -> None:
         """Name the strays that are still there, for a stop that cannot wait for them."""
-        left = self._strays.left()
-        for client in {child.client for child in self._dead}:
-            self._tell(client, {"ev": "strays", "left": left})
+        for child in self._dead:
+            left = self._strays.left(child)
+            self._tell(child.client, {"ev": "strays", "id": child.id, "left": left})
 
     def _signal_tree(self, number: int) -> None:
         """Signal everything below this process, and what comes to it from now on."""

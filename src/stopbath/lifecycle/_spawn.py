@@ -62,9 +62,11 @@ class WorkerExited(NamedTuple):
 
 
 class StraysLeft(NamedTuple):
-    """What dead workers left and what is still ending: dicts of pid and argv."""
+    """What a dead worker left, or may have, and what is still ending: dicts of pid and argv."""
 
+    id: int
     left: list[Frame]
+    mine: bool
 
 
 class Stopped(NamedTuple):
@@ -233,7 +235,7 @@ def _event(frame: Frame, fds: list[int]) -> Event:
     if kind == "failed":
         return SpawnFailed(ident, frame["errno"], frame["why"])
     if kind == "strays":
-        return StraysLeft(frame["left"])
+        return StraysLeft(ident, frame["left"], frame["mine"])
     if kind == "stopped":
         return Stopped(ident, frame["mine"])
     end = Exit(frame["code"], frame["signal"])

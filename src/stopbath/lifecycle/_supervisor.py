@@ -331,9 +331,9 @@ class Supervisor:
                 self._isolated(group.keeper_died)
 
     def _from_keeper(self, event: Event) -> None:
-        if isinstance(event, StraysLeft):
+        if isinstance(event, StraysLeft) and not event.mine:  # of a worker of our worker
             for group in self._groups:
-                group.strays_left(event.left)
+                group.strays_left(0, event.left)
             return
         mine = isinstance(event, SpawnFailed) or event.mine
         if not mine or event.id not in self._by_spawn:
@@ -354,6 +354,8 @@ class Supervisor:
             member.stopped()
         elif isinstance(event, WorkerExited):
             group.status(member, event.exit, time.monotonic())
+        elif isinstance(event, StraysLeft):
+            group.strays_left(member.spawn_id, event.left)
         elif isinstance(event, Gone):
             group.gone(member, event.strays)
 

@@ -1,0 +1,63 @@
+"""Whose a stray is: one group's unkillable leftover is no other group's business."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from observing import FREEZER, frozen, wait_until
+from stopbath.lifecycle import Deadline, Escalation, GroupState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stopbath.lifecycle import WorkerGroup
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.skipif(
+        not (os.geteuid() == 0 and FREEZER.is_dir()), reason="no v1 freezer cgroup here"
+    ),
+]
+QUICK = Escalation(drain_s=0.15, terminate_s=0.15, kill_s=0.4)
+
+
+@pytest.mark.parametrize("which", ["helper", "stray"])
+def test_an_unkillable_stray_is_told_of_by_its_own_group_alone(
+    group_of: Callable[..., WorkerGroup], which: str
+) -> None:
+    """Told apart by session, or by environment for one that left it; the keeper is shared."""
+    one, two = (group_of("leaves_strays", escalation=QUICK) for _ in range(2))
+    assert one._supervisor is two._supervisor
+    pid = one.workers[0].info[which]
+    with frozen(pid):
+        report = one.shutdown(Deadline.after(1))
+        assert [it.pid for it in report.survivors] == [pid]
+        assert one.state is GroupState.SURVIVED
+        began = time.monotonic()
+        report = two.shutdown(Deadline.after(5))
+        assert time.monotonic() - began < 1.0
+        assert two.state is GroupState.STOPPED
+        assert report.survivors == ()
+        info = two.workers[0].info
+        assert {it["pid"] for it in report.strays} == {info["helper"], info["stray"]}
+    wait_until(lambda: one.state is GroupState.STOPPED, Deadline.after(5))
+    assert one.survivors == ()
+
+
+def test_a_stray_that_nothing_tells_apart_may_be_anybodys(
+    group_of: Callable[..., WorkerGroup],
+) -> None:
+    """Own session, empty environment: both groups name it rather than none."""
+    one = group_of(("leaves_strays", {"kwargs": {"erased": True}}), escalation=QUICK)
+    two = group_of("obedient", escalation=QUICK)
+    pid = one.workers[0].info["stray"]
+    with frozen(pid):
+        for group in (one, two):
+            report = group.shutdown(Deadline.after(1))
+            assert [it.pid for it in report.survivors] == [pid]
+    wait_until(lambda: two.state is GroupState.STOPPED, Deadline.after(5))
+    wait_until(lambda: one.state is GroupState.STOPPED, Deadline.after(5))
