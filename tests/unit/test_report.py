@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -169,3 +171,54 @@ def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert "No such file" in (write_report(str(tmp_path / "no" / "dir"), {}) or "")
     assert "Is a directory" in (write_report(str(tmp_path), {}) or "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert write_report(str(pipe), {}) == f"{pipe}: nobody reads it"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert write_report(str(pipe), {"clean": True}) is None
+        assert json.loads(os.read(reader, 1000)) == {"clean": True}
+        began = time.monotonic()
+        problem = write_report(str(pipe), {"words": ["x" * 1000] * 1000})
+        assert problem == f"{pipe}: its reader does not read"
+        assert time.monotonic() - began < 2
+    finally:
+        os.close(reader)
+
+
+def test_a_full_device_is_told() -> None:
+    assert "No space left" in (write_report("/dev/full", {}) or "")
+
+
+@pytest.mark.parametrize("how", ["beside", "in place"])
+def test_a_full_disk_leaves_the_old_report_as_it_was(tmp_path: Path, how: str) -> None:
+    """A limit of the file size stands in for it."""
+    old = '{"clean": true}'
+    report = tmp_path / "report.json"
+    report.write_text(old)
+    target = report
+    if how == "in place":
+        target = tmp_path / "link"
+        target.symlink_to(report)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        problem = write_report(str(target), {"words": "x" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert problem == f"{target}: File too large"
+    assert report.read_text() == old
+    assert {path.name for path in tmp_path.iterdir()} == {report.name, target.name}
+
+
+def test_a_link_is_written_through_and_stays_one(tmp_path: Path) -> None:
+    """`--report /dev/stdout > file`, as root, must not put a file in the place of /dev/stdout."""
+    link, file = tmp_path / "stdout", tmp_path / "file"
+    file.write_text("what was there before, and is longer than the report")
+    link.symlink_to(file)
+    assert write_report(str(link), {"clean": True}) is None
+    assert link.is_symlink()
+    assert json.loads(file.read_text()) == {"clean": True}

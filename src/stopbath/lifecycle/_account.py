@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import select
 import stat
 from typing import Any
 
@@ -100,29 +102,68 @@ def _killed(told: dict[str, Any], rank: int) -> dict[str, Any]:
 def write_report(path: str, report: dict[str, Any]) -> str | None:
     """Write a report, beside its target and renamed; gives what went wrong, or None.
 
-    A target that is no regular file, or cannot be renamed over (a bind-mounted
-    /dev/termination-log), is written in place.
+    A target that is no regular file (a link to /dev/stdout, a pipe), or cannot be renamed over (a
+    bind-mounted /dev/termination-log), is written in place. Never waits long, and a full disk
+    leaves the old report as it was.
     """
     data = json.dumps(report, indent=2).encode() + b"\n"
-    beside = f"{path}.{os.getpid()}.part"
     try:
-        if not os.path.exists(path) or stat.S_ISREG(os.stat(path).st_mode):
-            try:
-                _write(beside, data)
-                os.replace(beside, path)
-            except OSError:
-                _remove(beside)
-            else:
-                return None
-        _write(path, data)
+        if not _write_beside(path, data):
+            _write_in_place(path, data)
     except OSError as error:
-        return f"{path}: {error.strerror}"
+        return f"{path}: {_WHY.get(error.errno or 0, error.strerror)}"
     return None
 
 
-def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
+_READER_S = 1.0  # for the reader of a pipe to make room
+_IN_PLACE = {errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}
+_WHY = {errno.ENXIO: "nobody reads it", errno.ETIMEDOUT: "its reader does not read"}
+
+
+def _write_beside(path: str, data: bytes) -> bool:
+    """Write a new file and rename it over the target; False where only the target itself can be."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        return False
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+        os.replace(beside, path)
+    except OSError as error:
+        _remove(beside)
+        if error.errno in _IN_PLACE:
+            return False
+        raise
+    return True
+
+
+def _write_in_place(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        if regular:
+            _reserve(fd, len(data))
+        view, poll = memoryview(data), select.poll()
+        poll.register(fd, select.POLLOUT)
+        while view:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                if not poll.poll(_READER_S * 1000):
+                    raise OSError(errno.ETIMEDOUT, "a full pipe") from None
+        if regular:
+            os.ftruncate(fd, len(data))
+    finally:
+        os.close(fd)
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Take the room first, so that a full disk is known before anything is written over."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+            raise
 
 
 def _remove(path: str) -> None:

@@ -70,8 +70,8 @@ class Strays:
     def adopt(self, own: Container[int], *, take: bool) -> bool:
         """One pass over the children that are not our `own`: reap the dead, take on the new.
 
-        Whether others are left than before. `take` is False while what comes to us may still be somebody's:
-        a living command's daemons are no strays.
+        Whether others are left than before. `take` is False while what comes to us may still be
+        somebody's: a living command's daemons are no strays.
         """
         before = set(self._by_pid)
         for pid in children():
