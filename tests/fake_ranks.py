@@ -73,6 +73,17 @@ def freeze(_params: Any, watch: CallWatch) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def fails(rank: int) -> Any:
+    """Raise on rank 1."""
+
+    def method(params: Any, _watch: CallWatch) -> Any:
+        if rank:
+            raise LookupError("no such layer")
+        return params
+
+    return method
+
+
 def paced(params: Any, watch: CallWatch) -> str:
     """Make so many steps of 20 ms."""
     for step in range(params):
@@ -139,6 +150,7 @@ def main(
         "freeze": freeze,
         "lose": lose(rank),
         "paced": paced,
+        "fails": fails(rank),
         "hold_gil": hold_gil,
         "lost_in_c": lost_in_c,
         "meet": meet(rank),

@@ -100,6 +100,22 @@ def test_everything_is_given_back(kind: type[MultiprocExecutor]) -> None:
         assert count_fds_and_threads() == before
 
 
+def test_an_error_of_one_rank_comes_with_its_traceback_beside_the_others_answers(
+    kind: type[MultiprocExecutor],
+) -> None:
+    """And ends the call only: the next one works."""
+    with running(kind=kind) as replica:
+        one, two = replica.call("fails", 5).future.result(WAIT_S)
+        assert (one.ok, one.value) == (True, 5)
+        assert (two.ok, two.error_kind, two.error_message) == (
+            False,
+            "LookupError",
+            "no such layer",
+        )
+        assert 'fake_ranks.py", line' in two.traceback
+        assert answer(replica.call("fails", 6, ranks="first")) == [6]
+
+
 def test_a_cancel_ends_the_call_on_all_ranks_and_the_next_call_works(
     kind: type[MultiprocExecutor],
 ) -> None:

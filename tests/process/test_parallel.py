@@ -19,7 +19,14 @@ from stopbath.config import ServeConfig
 from stopbath.errors import UsageError, WorkerLost
 from stopbath.executor.multiproc import MultiprocExecutor
 from stopbath.lifecycle import Deadline
-from stopbath.messages import CANCELLED, GENERATE, PING, REQUEST_INVALID, GenerationRequest
+from stopbath.messages import (
+    CANCELLED,
+    GENERATE,
+    PEER_FAILED,
+    PING,
+    REQUEST_INVALID,
+    GenerationRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +60,7 @@ def replica_of(model: Path, parallel: Any, mode: Any, ranks: int) -> MultiprocEx
         model=str(model),
         ranks=ranks,
         parallel=parallel,
+        worker_extension="extension_for_tests:fail_on_rank_1",
         mode=mode,
         max_batch=CAPACITY,
         device="cpu",
@@ -221,13 +229,38 @@ def test_a_size_whose_tokens_cannot_be_spread_is_refused_and_harms_nobody(
             held.future.result(WAIT_S)
 
 
-def test_a_rank_killed_in_a_batch_ends_every_request_naming_it(models: dict[str, Path]) -> None:
+def test_a_step_that_fails_on_one_rank_ends_the_requests_in_it_and_no_more(
+    models: dict[str, Path],
+) -> None:
+    """The rank whose own fault it was says so; the other one has left unharmed."""
     with running(models["sd3"], "cfg", "step") as two:
+        held = [begun(two, num_inference_steps=1000, seed=i) for i in range(2)]
+        two.call("arm", None).future.result(WAIT_S)
+        for call in held:
+            kinds = [outcome.error_kind for outcome in call.future.result(WAIT_S)]
+            assert kinds == [PEER_FAILED, "MemoryError"]
+        assert made(two)
         held = [begun(two, num_inference_steps=1000, seed=i) for i in range(3)]
         os.kill(two.status().ranks[1].pid or 0, signal.SIGKILL)
         for call in held:
             with pytest.raises(WorkerLost, match=r"rank1 .*SIGKILL"):
                 call.future.result(WAIT_S)
+
+
+def test_a_rank_that_leaves_an_ulysses_step_ends_the_replica_with_the_reason(
+    models: dict[str, Path],
+) -> None:
+    """Its peer sits in a collective that nothing can call off, and must not sit there for ever."""
+    with running(models["flux"], "ulysses", "request") as two:
+        held = begun(two, num_inference_steps=1000)
+        two.call("arm", None)
+        began = time.monotonic()
+        two.cancel(held.id)
+        held.future.result(WAIT_S)
+        lost = two.call(GENERATE, wanted(), ranks="first")
+        with pytest.raises(WorkerLost, match=r"rank1 .*left its peers in a step: MemoryError"):
+            lost.future.result(WAIT_S)
+        assert time.monotonic() - began < 10.0
 
 
 def test_what_ulysses_cannot_do_is_refused_at_the_start(alone_of: Any) -> None:
