@@ -14,7 +14,8 @@ def extend(rank: Any) -> None:
 def fail_on_rank_1(rank: Any) -> None:
     """Have rank 1's next step run out of memory once the method "arm" was called."""
     block = rank.pipeline.pipe.transformer.transformer_blocks[-1]
-    whole, armed = block.forward, []
+    whole = block.forward
+    armed: list[bool] = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if armed:
@@ -22,7 +23,9 @@ def fail_on_rank_1(rank: Any) -> None:
             raise MemoryError("no memory left")
         return whole(*args, **kwargs)
 
+    def arm(_params: Any, _watch: Any) -> None:
+        if rank.rank == 1:
+            armed.append(True)
+
     block.forward = forward
-    rank.methods["arm"] = lambda _params, _watch: (
-        armed.append(rank.rank == 1) if rank.rank else None
-    )
+    rank.methods["arm"] = arm
