@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env serve test check drill soak starts format bench model clean
+.PHONY: help env serve test check drill soak starts mutants format bench model clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -41,6 +41,9 @@ soak: $(READY) ## 2,000 random starts, faults and stops (12 minutes on two cores
 
 starts: $(READY) ## 300 starts, each hit at a random instant (5 minutes on two cores; ARGS='--seed 7')
 	$(BIN)/python -m stopbath.drill.starts --runs 300 $(ARGS)
+
+mutants: $(READY) ## classic defects, one by one in a copy: the tests must notice (ARGS='linger')
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 format: $(READY) ## let ruff lay the code out
 	$(BIN)/ruff check --fix

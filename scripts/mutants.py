@@ -1,4 +1,4 @@
-"""Twenty-three classic defects, one by one in a copy of the source: the suite must go red.
+"""Classic defects, one by one in a copy of the source: the suite must go red.
 
 `python scripts/mutants.py [NAME …]`. Each defect is a change of a line or two that somebody
 made, or could make, in good faith. The tests that are to notice it run against the copy; a
@@ -18,6 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from defect import Change, Mutant, one
+from defects_of_run import MUTANTS_OF_RUN
+
 from stopbath.lifecycle import ProcessRef
 from stopbath.lifecycle._process import become_subreaper, children, reap_pid
 
@@ -27,56 +30,37 @@ LONGEST_S = 120.0  # a test that hangs has noticed too
 HANG_S = 25.0  # for one test
 
 
-class Change(NamedTuple):
-    """Text of one file that is replaced; it must be there exactly once."""
-
-    file: str
-    old: str
-    new: str
-
-
-class Mutant(NamedTuple):
-    """A defect, and the tests that are to notice it."""
-
-    name: str
-    tests: tuple[str, ...]
-    changes: tuple[Change, ...]
-
-
 _P, _U = "tests/process", "tests/unit"
 _STOP, _FAIL = f"{_P}/test_group_stop.py", f"{_P}/test_group_failure.py"
 _SEED, _HOST = f"{_P}/test_seed_regression.py", f"{_P}/test_group_host.py"
 _START, _FIRST = f"{_P}/test_group_start.py", f"{_P}/test_first_instants.py"
 
 
-def _one(file: str, old: str, new: str) -> Change:
-    return Change(f"lifecycle/{file}", old, new)
+_NO_CGROUP = one("_containment.py", "        own = own_cgroup()\n", "        own = None\n")
 
-
-_NO_CGROUP = _one("_containment.py", "        own = own_cgroup()\n", "        own = None\n")
-
-MUTANTS = (
+MUTANTS: tuple[Mutant, ...] = (
+    *MUTANTS_OF_RUN,
     Mutant(
         "no SIGCONT with SIGTERM",
         (f"{_STOP}::test_the_report_says_which_step_ended_a_worker",),
-        (_one("_worker.py", "        self.ref.send(signal.SIGCONT)", "        pass"),),
+        (one("_worker.py", "        self.ref.send(signal.SIGCONT)", "        pass"),),
     ),
     Mutant(
         "end of a pipe instead of a pidfd",
         (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
         (
-            _one(
+            one(
                 "_keeper.py",
                 "        self._poll.register(ref.fileno(), select.POLLIN)\n        if access",
                 "        if access",
             ),
-            _one(
+            one(
                 "_supervisor.py",
                 "        self._selector.register(\n            member.ref, "
                 "selectors.EVENT_READ, lambda: group.died(member, time.monotonic())\n        )",
                 "        return",
             ),
-            _one(
+            one(
                 "_supervisor.py",
                 "            self._unregister(member.channel)  # its pidfd",
                 "            group.died(member, time.monotonic())  #",
@@ -87,7 +71,7 @@ MUTANTS = (
         "a deadline for each worker",
         (f"{_STOP}::test_sixteen_that_ignore_everything_are_gone_by_the_deadline[1.0]",),
         (
-            _one(
+            one(
                 "_core.py",
                 "                    member.act(action, now, within_s)\n",
                 "                    member.act(action, now, within_s)\n"
@@ -99,9 +83,9 @@ MUTANTS = (
         "SIGKILL without reaping",
         (f"{_SEED}::test_dead_deaf_and_broken_at_once",),
         (
-            _one("_keeper.py", "        reap(child.ref)\n", ""),
+            one("_keeper.py", "        reap(child.ref)\n", ""),
             # And the second line of defence: what is dead and nobody's is reaped in passing.
-            _one(
+            one(
                 "_strays.py",
                 "                self._lay_to_rest(pid, stat.name)",
                 "                continue",
@@ -112,7 +96,7 @@ MUTANTS = (
         "survivors dropped",
         (f"{_SEED}::test_a_survivor_is_named_kept_and_watched",),
         (
-            _one(
+            one(
                 "_core.py",
                 "for m in self.members if m.state is WorkerState.SURVIVED and m.pid]",
                 "for m in self.members if False]",
@@ -122,13 +106,13 @@ MUTANTS = (
     Mutant(
         "getppid() == 1 means orphaned",
         (f"{_FIRST}::test_a_worker_whose_parent_died_before_it_armed_leaves",),
-        (_one("_child.py", "os.getppid() != parent_pid", "os.getppid() == 1"),),
+        (one("_child.py", "os.getppid() != parent_pid", "os.getppid() == 1"),),
     ),
     Mutant(
         "signal handlers installed late",
         (f"{_FIRST}::test_whoever_has_a_keeper_hears_signals",),
         (
-            _one(
+            one(
                 "_guardian.py",
                 "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n    with",
                 "    with",
@@ -139,12 +123,12 @@ MUTANTS = (
         "an exception stops the loop over workers",
         (f"{_SEED}::test_one_that_cannot_be_signalled_never_stops_work_on_the_others",),
         (
-            _one(
+            one(
                 "_member.py",
                 "        except Exception as exception:",
                 "        except ArithmeticError as exception:",
             ),
-            _one(
+            one(
                 "_core.py",
                 "                except Exception as error:  # one never stops",
                 "                except ArithmeticError as error:  #",
@@ -154,15 +138,15 @@ MUTANTS = (
     Mutant(
         "the parent-death signal not armed",
         (f"{_FIRST}::test_a_worker_in_c_dies_with_program_and_keeper",),
-        (_one("_child.py", "libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL", "libc.prctl(3, 0"),),
+        (one("_child.py", "libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL", "libc.prctl(3, 0"),),
     ),
     Mutant(
         "no subreaper",
         (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
         (
             _NO_CGROUP,
-            _one("_keeper.py", "    become_subreaper()\n    me =", "    me ="),
-            _one("_child.py", "libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n", "pass\n"),
+            one("_keeper.py", "    become_subreaper()\n    me =", "    me ="),
+            one("_child.py", "libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n", "pass\n"),
         ),
     ),
     Mutant(
@@ -170,7 +154,7 @@ MUTANTS = (
         (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
         (
             _NO_CGROUP,
-            _one(
+            one(
                 "_strays.py",
                 "            elif take and stat is not None and pid not in",
                 "            elif take and stat is None and pid not in",
@@ -181,7 +165,7 @@ MUTANTS = (
         "a write to stderr that blocks",
         (f"{_HOST}::test_a_full_standard_error_stops_nothing",),
         (
-            _one(
+            one(
                 "_words.py",
                 "        while view and any(mask & select.POLLOUT for _, mask in poll.poll(0)):\n",
                 "        while view:\n",
@@ -192,7 +176,7 @@ MUTANTS = (
         "the exit status lost",
         (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
         (
-            _one(
+            one(
                 "_keeper.py",
                 "            child.exit = peek_exit(child.ref)\n",
                 "            child.exit = peek_exit(child.ref) and Exit()\n",
@@ -203,7 +187,7 @@ MUTANTS = (
         "callbacks told before the cause is known",
         (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
         (
-            _one(
+            one(
                 "_core.py",
                 "            member.status_due = now + _STATUS_WAIT_S",
                 "            self._ended_untold(member, now)",
@@ -214,7 +198,7 @@ MUTANTS = (
         "the last fault is the cause, not the first",
         (_FAIL, _SEED, f"{_U}/test_report.py", f"{_P}/test_stuck.py"),
         (
-            _one(
+            one(
                 "_core.py",
                 "        if self.cause is None:\n            assert self._sup",
                 "        if True:\n            assert self._sup",
@@ -225,9 +209,9 @@ MUTANTS = (
         "a shortened stop takes longer",
         (f"{_U}/test_escalation.py", f"{_STOP}::test_a_second_caller_never_lengthens"),
         (
-            _one("_stop.py", "min(self._deadline, deadline)", "deadline"),
-            _one("_stop.py", ".no_later_than(self._schedule)", ""),
-            _one("_stop.py", " or self._deadline < self._schedule.over_at:", " or True:"),
+            one("_stop.py", "min(self._deadline, deadline)", "deadline"),
+            one("_stop.py", ".no_later_than(self._schedule)", ""),
+            one("_stop.py", " or self._deadline < self._schedule.over_at:", " or True:"),
         ),
     ),
     Mutant(
@@ -238,29 +222,29 @@ MUTANTS = (
             f"{_SEED}::test_a_failure_and_an_explicit_stop_at_the_same_time_act_once",
         ),
         (
-            _one(
+            one(
                 "_core.py",
                 "        if self.state is GroupState.STOPPING and self._stop is not None:\n"
                 "            self._stop.shorten",
                 "        if self._stop is None and done is None:\n            self._stop.shorten",
             ),
-            _one("_member.py", "if self.sent is not None and self.sent >= action:", "if False:"),
+            one("_member.py", "if self.sent is not None and self.sent >= action:", "if False:"),
         ),
     ),
     Mutant(
         "descriptors inherited",
         (f"{_START}::test_descriptors_and_environment_reach_the_worker",),
         (
-            _one("_child.py", "        os.closerange(first, fd)\n", ""),
-            _one("_child.py", "    os.closerange(first, 1 << 20)\n", ""),
-            _one("_keeper.py", "    os.closerange(max(fd, record_fd) + 1, 1 << 20)\n", ""),
+            one("_child.py", "        os.closerange(first, fd)\n", ""),
+            one("_child.py", "    os.closerange(first, 1 << 20)\n", ""),
+            one("_keeper.py", "    os.closerange(max(fd, record_fd) + 1, 1 << 20)\n", ""),
         ),
     ),
     Mutant(
         "no deadline after SIGKILL",
         (f"{_SEED}::test_a_survivor_is_named_kept_and_watched",),
         (
-            _one(
+            one(
                 "_stop.py",
                 "        return now >= self._over_at\n",
                 "        return self.applied is not Action.SIGKILL and now >= self._over_at\n",
@@ -271,7 +255,7 @@ MUTANTS = (
         "the exit code is that of the last error",
         (f"{_U}/test_exitcode.py",),
         (
-            _one(
+            one(
                 "_exitcode.py",
                 "    if ending.survivors:\n        return SURVIVORS\n"
                 "    if ending.exit.code in _OWN:",
@@ -282,21 +266,21 @@ MUTANTS = (
     Mutant(
         "what a dead run left is not swept",
         (f"{_P}/test_sweep.py::test_the_next_start_ends_what_a_dead_run_left",),
-        (_one("_sweep.py", "        if not left.processes:", "        if True:"),),
+        (one("_sweep.py", "        if not left.processes:", "        if True:"),),
     ),
     Mutant(
         "a pid is taken for a process",
         (f"{_P}/test_sweep.py::test_a_pid_that_changed_hands_is_never_touched",),
         (
-            _one("_process.py", "(start is not None and stat.start != start)", "False"),
-            _one("_leftovers.py", "found.start != start", "start < 0"),
+            one("_process.py", "(start is not None and stat.start != start)", "False"),
+            one("_leftovers.py", "found.start != start", "start < 0"),
         ),
     ),
     Mutant(
         "a broken group is drained",
         (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
         (
-            _one(
+            one(
                 "_core.py",
                 'self.stop(Action.SIGTERM, math.inf, "a fault")',
                 'self.stop(Action.DRAIN, math.inf, "a fault")',

@@ -163,6 +163,30 @@ def test_a_socket_file_of_the_tree_is_removed(
     assert removed(run.report) == {str(path)}
 
 
+def test_a_socket_that_was_handed_to_a_stranger_is_the_strangers(
+    wrap: Callable[..., Wrapped], tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    code = """
+        import socket, signal, sys
+        with socket.socket(socket.AF_UNIX) as it:
+            it.bind(sys.argv[1]); it.listen(); print("up", flush=True)
+            socket.send_fds(it.accept()[0], [b"x"], [it.fileno()])
+            signal.pause()
+    """
+    run = wrap(*python(code, str(path)))
+    run.says("up")
+    wait_until(lambda: run.recorded(path), Deadline.after(5), "it is proved")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        _, (fd,), _, _ = socket.recv_fds(client, 1, 1)
+    with socket.socket(fileno=fd):
+        run.send(signal.SIGTERM)
+        assert run.ended() == 143
+        assert path.exists()
+    assert removed(run.report) == set()
+
+
 def test_a_socket_file_on_which_somebody_answers_is_left_alone(
     wrap: Callable[..., Wrapped], tmp_path: Path
 ) -> None:
@@ -215,6 +239,7 @@ def test_another_segment_under_the_same_name_is_another(
     wait_until(lambda: run.recorded(SHM / name), Deadline.after(5), "it is proved")
     (SHM / name).unlink()
     with (SHM / name).open("w"):
+        (SHM / name).chmod(0o600)  # or another user might hold it, for all that can be seen
         run.send(signal.SIGTERM)
         assert run.ended() == 143
     assert (SHM / name).exists()

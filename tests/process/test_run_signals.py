@@ -197,6 +197,7 @@ def test_nohup_holds(wrap: Callable[..., Wrapped]) -> None:
     run.send(signal.SIGTERM)
     assert run.ended() == 7
     assert "SIGHUP" not in run.out.read_text()
+    assert run.report["asked_by"] == "SIGTERM"
 
 
 def test_broken_pipes_end_the_command_as_they_would_alone() -> None:

@@ -45,6 +45,7 @@ ranks = [rank(i) for i in range(2)]
 if "polite" in sys.argv:
     def end(*_):
         for rank in ranks: rank.kill(); rank.wait()
+        if "slow" in sys.argv: time.sleep(0.6)
         os._exit(0)
     signal.signal(signal.SIGTERM, end)
 print("up", *(rank.pid for rank in ranks), flush=True)
@@ -126,13 +127,23 @@ def _holds(guardian: int, pids: list[int]) -> bool:
     return held >= set(pids)
 
 
+def _title(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+        return file.read().partition(b"\0")[0]
+
+
 def test_a_rank_that_was_replaced_in_time_is_no_fault(wrap: Callable[..., Wrapped]) -> None:
-    run = wrap(*python(ENGINE, "replaces"), options=("--watch", "RANK::worker:1"))
+    run = wrap(*python(ENGINE, "replaces"), options=("--watch", "RANK::worker:2"))
     run.says("up")
     ranks = [int(word) for word in run.out.read_text().split()[1:]]
     wait_until(lambda: _holds(run.guardian, ranks), Deadline.after(5), "both are watched")
+    run.send(signal.SIGSTOP)  # however slow this machine is: it hears of both at once
     os.kill(ranks[0], signal.SIGKILL)
     run.says("replaced")
+    second = int(run.out.read_text().split()[-1])
+    wait_until(lambda: b"RANK" in _title(second), Deadline.after(5), "it has its title")
+    run.send(signal.SIGCONT)
+    wait_until(lambda: _holds(run.guardian, [second]) or not alive(run.command), Deadline.after(5))
     assert alive(run.command)
     run.send(signal.SIGTERM)
     assert run.ended() == 143
@@ -157,12 +168,13 @@ def test_what_comes_late_is_waited_for(wrap: Callable[..., Wrapped]) -> None:
 def test_a_stop_that_was_asked_for_is_no_fault_of_a_watched_process(
     wrap: Callable[..., Wrapped],
 ) -> None:
-    run = wrap(*python(ENGINE, "polite"), options=("--watch", "RANK::worker:2"))
+    run = wrap(*python(ENGINE, "polite", "slow"), options=("--watch", "RANK::worker:2"))
     run.says("up")
     ranks = [int(word) for word in run.out.read_text().split()[1:]]
     wait_until(lambda: _holds(run.guardian, ranks), Deadline.after(5), "both are watched")
     run.send(signal.SIGTERM)
     assert run.ended() == 0
+    assert run.errors == ""
     assert run.report["clean"]
 
 

@@ -10,6 +10,7 @@ import stopbath
 from stopbath.cli.doctor import doctor
 from stopbath.cli.drill import drill
 from stopbath.cli.ps import ps
+from stopbath.cli.run import run
 from stopbath.cli.serve import serve
 from stopbath.cli.sweep import sweep
 
@@ -21,6 +22,18 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: it fits 80 columns and imports nothing
     pretty_exceptions_enable=False,
 )
+
+
+@app.command(
+    "run",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def _run(context: typer.Context) -> None:
+    """Run any command so that nothing it starts outlives it."""
+    run(context.args)  # as a rule parsed before typer is imported; here so that the help has it
+
+
 for command in (serve, ps, sweep, doctor, drill):
     app.command()(command)
 

@@ -26,7 +26,8 @@ __all__ = ["DEVICE", "Watch", "Watched"]
 DEVICE = "device"
 _DEVICE_FILES = "/dev/nvidia"
 _FIRST_S, _LONGEST_S = 0.02, 1.0
-_AGAIN_S = 0.25  # for the look that follows a death: a replacement may be there already
+_AGAIN_S = 0.25  # for a replacement of one that died to come to live
+_AGAIN_EVERY_S = 0.03
 
 
 class Watched(NamedTuple):
@@ -97,7 +98,12 @@ class Watch:
         return found
 
     def _look_again(self, lost: Watched, what: str) -> None:
+        until = time.monotonic() + _AGAIN_S
         found = self._look()
+        while len(found[lost]) < lost.least and time.monotonic() < until:
+            if self._over.wait(_AGAIN_EVERY_S):
+                return
+            found = self._look()
         self._sup.post(functools.partial(self._replace, lost, found, what))
 
     # -- what follows
@@ -134,7 +140,8 @@ class Watch:
 
     def _lost(self, it: Watched, what: str) -> None:
         look = threading.Thread(target=self._look_again, args=(it, what), daemon=True)
-        self._sup.call_at(time.monotonic() + _AGAIN_S, lambda: self._short(it, what))
+        late = time.monotonic() + 2 * _AGAIN_S  # for a look that hangs
+        self._sup.call_at(late, lambda: self._short(it, what))
         look.start()
 
     def _replace(self, it: Watched, found: dict[Watched, list[int]], what: str) -> None:
