@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from stopbath.worker import loop as loop_module
 from stopbath.worker.joint import JointBatchLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 RANKS = 2
 CAPACITY = 4
@@ -203,6 +204,25 @@ class Pair:
             channel.close()
 
 
+@contextmanager
+def paired() -> Iterator[Pair]:
+    """Give a pair, and leave no thread of it behind, however the test ends."""
+    pair = Pair()
+    try:
+        yield pair
+    finally:
+        for channel in pair.channels:
+            channel.close()
+        pair.end()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Give a pair."""
+    with paired() as made:
+        yield made
+
+
 def generate(call_id: int, prompt: str, *, steps: int = 3, n: int = 1) -> Call:
     request = GenerationRequest(
         id=str(call_id),
@@ -221,24 +241,26 @@ prompts = st.sampled_from(["fine", "fine", "begin0", "begin1", "step0", "step1",
 told = st.tuples(prompts, st.integers(1, 4), st.integers(1, 3), st.booleans())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(calls=st.lists(told, min_size=1, max_size=8), chance=st.randoms(use_true_random=False))
 def test_ranks_make_the_same_steps_whatever_comes_when(calls: list[Any], chance: Any) -> None:
     """Calls and cancels that reach the ranks at different times, and faults of one rank alone."""
-    pair = Pair()
-    scripts: list[list[Any]] = [[], []]
-    for i, (prompt, steps, n, cancelled) in enumerate(calls):
-        call = generate(i, prompt, steps=400 if cancelled else steps, n=n)
-        message = Call(id=i, method=PING, params=i) if prompt == "ping" else call
-        for script in scripts:
-            script.append(message)
-            if cancelled:
-                script.insert(chance.randint(script.index(message) + 1, len(script)), Cancel(id=i))
-    while any(scripts):
-        rank = chance.choice([rank for rank in range(RANKS) if scripts[rank]])
-        pair.send(rank, scripts[rank].pop(0))
-    one, two = (pair.answers(rank, set(range(len(calls)))) for rank in range(RANKS))
-    pair.end()
+    with paired() as pair:
+        scripts: list[list[Any]] = [[], []]
+        for i, (prompt, steps, n, cancelled) in enumerate(calls):
+            call = generate(i, prompt, steps=100 if cancelled else steps, n=n)
+            message = Call(id=i, method=PING, params=i) if prompt == "ping" else call
+            for script in scripts:
+                script.append(message)
+                if cancelled:
+                    script.insert(
+                        chance.randint(script.index(message) + 1, len(script)), Cancel(id=i)
+                    )
+        while any(scripts):
+            rank = chance.choice([rank for rank in range(RANKS) if scripts[rank]])
+            pair.send(rank, scripts[rank].pop(0))
+        one, two = (pair.answers(rank, set(range(len(calls)))) for rank in range(RANKS))
+        pair.end()
     assert pair.ends == [None, None]
     assert pair.models[0].steps == pair.models[1].steps
     for i, (prompt, _, _, cancelled) in enumerate(calls):
@@ -250,8 +272,7 @@ def test_ranks_make_the_same_steps_whatever_comes_when(calls: list[Any], chance:
             assert (kinds[own], kinds[1 - own]) == ("MemoryError", PEER_FAILED)
 
 
-def test_a_fault_of_one_rank_ends_its_request_on_both_and_no_other() -> None:
-    pair = Pair()
+def test_a_fault_of_one_rank_ends_its_request_on_both_and_no_other(pair: Pair) -> None:
     for rank in range(RANKS):
         for call in (generate(1, "fine"), generate(2, "begin1"), generate(3, "step0")):
             pair.send(rank, call)
@@ -262,24 +283,22 @@ def test_a_fault_of_one_rank_ends_its_request_on_both_and_no_other() -> None:
     pair.end()
 
 
-def test_a_cancel_that_only_the_other_rank_has_read_waits_for_rank_0() -> None:
+def test_a_cancel_that_only_the_other_rank_has_read_waits_for_rank_0(pair: Pair) -> None:
     """For as many steps as it takes."""
-    pair = Pair()
     for rank in range(RANKS):
         pair.send(rank, generate(1, "fine", steps=10**6))
     pair.send(1, Cancel(id=1))
     pair.made_steps(20)
-    assert pair.loops[1]._inbox.given_up(1)
+    wait_until(lambda: pair.loops[1]._inbox.given_up(1), Deadline.after(WAIT_S))
     pair.made_steps(20)
     pair.send(0, Cancel(id=1))
     assert [pair.answers(rank, {1})[1].kind for rank in range(RANKS)] == [CANCELLED] * 2
     pair.end()
 
 
-def test_a_dead_peer_ends_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_peer_ends_the_rank(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves the first word to the dead one, and ends by itself when nobody stops it."""
     monkeypatch.setattr(loop_module, "_LAST_WORD_S", 0.05)
-    pair = Pair()
     pair.table.barrier.abort()
     pair.send(0, generate(1, "fine"))
     pair.threads[0].join(WAIT_S)
@@ -287,8 +306,7 @@ def test_a_dead_peer_ends_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     pair.end()
 
 
-def test_nothing_is_kept_of_calls_that_are_over() -> None:
-    pair = Pair()
+def test_nothing_is_kept_of_calls_that_are_over(pair: Pair) -> None:
     for rank in range(RANKS):
         for call in (generate(1, "fine"), generate(2, "begin1"), generate(3, "step0")):
             pair.send(rank, call)
