@@ -93,7 +93,8 @@ def test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped(
     over(group)
     report = group.shutdown()
     assert group.state is GroupState.STOPPED
-    assert report.cause == group.cause == cause
+    # Who raised says so before it ends: how it ended stands in the report.
+    assert report.cause == group.cause == cause._replace(exit=end or Exit(code=1))
     assert report.asked_by == "a fault"
     assert not report.clean
     assert [taken.step for taken in report.workers[2].steps] == ["SIGTERM", "SIGKILL"]
@@ -338,6 +339,21 @@ def test_the_death_of_the_keeper_ends_the_workers_and_is_told(
     assert new.shutdown().clean
     assert group.shutdown().cause == told.causes[0]
     assert state_of(keeper.pid) == ""
+
+
+def test_strays_end_with_the_keeper_though_nobody_asks_for_a_stop(
+    group_of: Callable[..., WorkerGroup],
+) -> None:
+    """At once: the program, which alone can end them, may be the next that is killed."""
+    group = group_of("leaves_strays")
+    info = group.workers[0].info
+    assert group._supervisor is not None
+    keeper = group._supervisor.keeper.ref
+    assert keeper is not None
+    assert alive(info["stray"])
+    keeper.send(signal.SIGKILL)
+    pids = info["stray"], info["helper"]
+    wait_until(lambda: not any(map(alive, pids)), Deadline.after(2), f"{info} ended")
 
 
 def test_a_keeper_that_dies_during_a_stop(group_of: Callable[..., WorkerGroup]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from observing import Ledger, alive, run_processes, wait_until
+from observing import FREEZER, Ledger, alive, frozen, run_processes, state_of, wait_until
 from stopbath.lifecycle import Deadline, GroupState, LifecycleError, WorkerGroup
 
 if TYPE_CHECKING:
@@ -358,3 +360,77 @@ def test_a_full_standard_error_stops_nothing(program: Run) -> None:
     os.close(write_end)
     assert host.communicate()[0] == "drained the last line\n"
     os.close(read_end)
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen"])
+def test_a_keeper_that_does_nothing_holds_up_no_stop(
+    group_of: Callable[..., WorkerGroup], how: str
+) -> None:
+    """Deadline + 100 ms, whatever the keeper does; it is reaped by whoever comes next."""
+    if how == "frozen" and not (os.geteuid() == 0 and FREEZER.is_dir()):
+        pytest.skip("no v1 freezer cgroup here")
+    group = group_of("obedient", "deaf")
+    assert group._supervisor is not None
+    keeper = group._supervisor.keeper.ref
+    assert keeper is not None
+    pid = keeper.pid
+    if how == "stopped":
+        keeper.send(signal.SIGSTOP)
+        wait_until(lambda: state_of(pid) == "T", Deadline.after(5))
+    with frozen(pid) if how == "frozen" else contextlib.nullcontext():
+        deadline = Deadline.after(0.5)
+        report = group.shutdown(deadline)
+        assert time.monotonic() - deadline.at_s < 0.1
+        assert not report.survivors
+        assert not any(alive(worker.pid or 0) for worker in group.workers)
+    wait_until(lambda: state_of(pid) in {"Z", ""}, Deadline.after(5))
+    other = group_of("obedient")
+    assert state_of(pid) == ""
+    assert other.shutdown().clean
+
+
+def test_few_descriptors_are_enough(program: Run) -> None:
+    """A limit of 48, where descriptors above 64 cannot be had."""
+    host = program(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+        with WorkerGroup("g", [WorkerSpec("misbehaving:obedient") for _ in range(2)]) as group:
+            tell(group.state.value)
+        tell(group.report.clean)
+        """
+    )
+    assert host.communicate()[0] == "ready\nTrue\n"
+
+
+def test_a_start_without_descriptors_gives_back_those_it_took(program: Run) -> None:
+    """At each number of free ones the start fails, or succeeds, and nothing is left of it."""
+    host = program(
+        """
+        import resource
+        def held():
+            return len(os.listdir("/proc/self/fd"))
+        before, most = held(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for free in range(1, 24):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + free, most))
+            group = WorkerGroup("g", [WorkerSpec("misbehaving:obedient")])
+            try:
+                group.start()
+                group.wait_ready(Deadline.after(20))
+            except (OSError, StartupError, LifecycleError) as error:
+                word = type(error).__name__
+            else:
+                word = "ready"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            try:
+                group.shutdown(Deadline.after(2))
+            except NotStarted:
+                pass
+            tell(free, word, held() - before)
+        """
+    )
+    lines = host.communicate()[0].splitlines()
+    assert len(lines) == 23
+    assert {line.split()[2] for line in lines} == {"0"}
+    assert lines[0].split()[1] == "OSError"
+    assert lines[-1].split()[1] == "ready"

@@ -247,6 +247,7 @@ def test_a_rank_that_survives_is_named_and_gives_code_5(
     """Whether the server told of it or was killed itself; the guardian leaves all the same."""
     run = guard(graces=(0.2, 0.2, 0.3), outer=(2.0, 1.0, 0.5))
     with frozen(run.pids["rank0"]):
+        began = time.monotonic()
         for who in killed:
             run.kill(who)
         if not killed:
@@ -254,6 +255,8 @@ def test_a_rank_that_survives_is_named_and_gives_code_5(
         assert run.process.stderr is not None
         code = run.process.wait(12)
         assert code == 5
+        # Who had its SIGKILL from the server is not waited for again: 0.7 s of graces.
+        assert time.monotonic() - began < (3.0 if killed == ("server",) else 1.6)
         survivors = {survivor["pid"] for survivor in run.report["survivors"]}
         assert survivors == {run.pids["rank0"]}
         assert run.outcomes()["rank0"] == "survived"

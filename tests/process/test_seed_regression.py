@@ -180,6 +180,12 @@ def test_a_survivor_is_named_kept_and_watched(
         wait_until(lambda: group.state is GroupState.STOPPED, Deadline.after(5))
         assert group.survivors == ()
         assert group.workers[0].exit == Exit(signal=9)
+        again = group.report
+        assert again is not None
+        assert again.survivors == ()
+        assert again.workers[0].outcome == "killed"
+        assert again.cause == report.cause
+        assert group.shutdown() is again
 
 
 def test_a_second_shutdown_takes_a_survivor_up_again(

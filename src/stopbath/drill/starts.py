@@ -38,6 +38,7 @@ _BOUND_S = (
     4.0  # the graces of a drill's server, one second of its guardian's, one of a busy machine
 )
 _LATEST_S = 3.0
+_LAST_HOPE, _ALONE_S = ("library", "keeper"), 0.15
 _VICTIMS: dict[Face, tuple[str, ...]] = {
     "library": ("front", "keeper", "w0"),
     "serve": ("front", "keeper", "server", "rank0", "rank0"),
@@ -63,13 +64,15 @@ def start_of(seed: int, run: int) -> Start:
     """Choose a run; the same for the same two numbers, on every machine."""
     rng = random.Random(f"start:{seed}:{run}")  # noqa: S311  (choices that a seed replays)
     face: Face = rng.choice(("library", "library", "serve", "serve", "run"))
+    victim = rng.choice(_VICTIMS[face])
     return Start(
         face,
-        rng.choice(_VICTIMS[face]),
+        victim,
         int(rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))),
         # Most of them early: what starts is where windows are.
         rng.choice((0.0, rng.uniform(0, 0.2), rng.uniform(0, 1.0), rng.uniform(0, _LATEST_S))),
-        rng.choice((0.0, rng.uniform(0, 0.5))),
+        # The program alone ends what a keeper's strays are; both at once is beyond any tree.
+        rng.choice((0.0, rng.uniform(0, 0.5))) + _ALONE_S * ((face, victim) == _LAST_HOPE),
         int(rng.choice((signal.SIGTERM, signal.SIGINT))),
         rng.choice(_COMMANDS if face == "run" else _HABITS),
     )

@@ -33,9 +33,10 @@ def spawn_process(
     try:
         if frame["keeper_fd"] is not None:
             pair = socket.socketpair()
-            own.append(dup_high(pair[1].fileno()))
+            fds = [pair[1].fileno(), *fds]
             targets = [int(frame["keeper_fd"]), *targets]
-        own += [dup_high(fd) for fd in fds]
+        above = max(targets, default=2)
+        own.extend(dup_high(fd, above) for fd in fds)
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_DUP2, source, target)
             for source, target in zip(own, targets, strict=True)

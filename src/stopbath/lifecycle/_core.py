@@ -261,6 +261,8 @@ class GroupCore:
     def _ended(self, member: Member, now: float) -> None:
         asked = member.state in {WorkerState.STOPPING, WorkerState.SURVIVED}
         member.ended(now)
+        if self.cause is not None and member.leaving and self.cause.is_of(member.name, member.pid):
+            self.cause = self.cause._replace(exit=member.exit)  # it said why before it ended
         if not asked and member.exit is not None:
             what = member.fault_of(member.exit)
             if self.state is GroupState.STOPPING:  # it was dead before, and is told of only now
@@ -308,9 +310,8 @@ class GroupCore:
         if self.state in {GroupState.STARTING, GroupState.READY}:  # INDEPENDENT, and all have ended
             self.stop(Action.SIGTERM, math.inf, "every worker ended")
         if self.state in {GroupState.STOPPING, GroupState.SURVIVED}:
-            was_stopping = self.state is GroupState.STOPPING
-            self._move(GroupEvent.ENDED)
-            self._close(make_report=was_stopping)
+            self._move(GroupEvent.ENDED)  # a survivor that has ended after all is told anew
+            self._close()
 
     # -- stop
 
@@ -341,7 +342,7 @@ class GroupCore:
         self._move(GroupEvent.STOP)
         for member in self.members:
             member.move(WorkerEvent.STOP)
-        self._close(make_report=True)
+        self._close()
         return True
 
     def _begin(self, first: Action, deadline: float, asked_by: str, now: float) -> None:
@@ -436,11 +437,10 @@ class GroupCore:
         left = any(m.state is not WorkerState.GONE for m in self.members)
         left = left or any(self._strays_left.values())
         self._move(GroupEvent.OUTLIVED if left else GroupEvent.ENDED)
-        self._close(make_report=True)
+        self._close()
 
-    def _close(self, *, make_report: bool) -> None:
-        if make_report:
-            self.report = self._account()
+    def _close(self) -> None:
+        self.report = self._account()
         if self.state is GroupState.STOPPED:
             for member in self.members:
                 if self._sup is not None:

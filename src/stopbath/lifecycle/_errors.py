@@ -51,7 +51,8 @@ class Cause(NamedTuple):
     """The first fault of a group, latched once.
 
     `what` says it in one line without the worker's name; `last_stderr` holds at most the last
-    64 lines of that worker, oldest first.
+    64 lines of that worker, oldest first. `exit` of a worker that raised is known once it has
+    ended: in `group.cause` and in the report, not yet in what a callback is given.
     """
 
     worker: str
@@ -60,6 +61,10 @@ class Cause(NamedTuple):
     what: str
     exit: Exit | None
     last_stderr: tuple[str, ...]
+
+    def is_of(self, worker: str, pid: int | None) -> bool:
+        """Whether it is this worker's."""
+        return (self.worker, self.pid) == (worker, pid)
 
     def __str__(self) -> str:
         pid = f" (pid {self.pid})" if self.pid else ""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Policy", "WorkerGroup", "WorkerView"]
 
+_LET_GO_S = 0.03  # for the keeper to leave, of the tenth of a second beyond a deadline
 _ANSWER_S = 2.0  # for the supervisor's thread to answer, beyond the deadline it works to
 
 
@@ -217,10 +218,10 @@ class WorkerGroup:
         `NotStarted` when there was never anything to stop.
         """
         supervisor, core = self._running(), self._core
-        if core.state is GroupState.STOPPED and core.report is not None:
-            self._let_go(supervisor)
-            return core.report
         at_s = math.inf if deadline is None else deadline.at_s
+        if core.state is GroupState.STOPPED and core.report is not None:
+            self._let_go(supervisor, at_s)
+            return core.report
         waiter = _Waiter()
         supervisor.post(lambda: core.stop(first, at_s, "shutdown()", waiter.wake))
         interrupted: BaseException | None = None
@@ -238,7 +239,7 @@ class WorkerGroup:
             raise LifecycleError(f"group {self.name!r} has stopped without an account")
         report = core.report
         if core.state is GroupState.STOPPED:
-            self._let_go(supervisor)
+            self._let_go(supervisor, at_s)
         if interrupted is not None:
             raise interrupted
         return report
@@ -255,12 +256,13 @@ class WorkerGroup:
         if not core.over:
             supervisor.post(lambda: core.stop(Action.SIGKILL, math.inf, "kill()"))
 
-    def _let_go(self, supervisor: Supervisor) -> None:
+    def _let_go(self, supervisor: Supervisor, at_s: float) -> None:
         """Give back what the group held; once, however often it is stopped."""
         core = self._core
         supervisor.post(lambda: supervisor.drop(core))
         if self._given is None:
-            SHARED.release(self, supervisor)
+            by = Deadline(max(at_s, time.monotonic()) + _LET_GO_S)
+            SHARED.release(self, supervisor, by)
 
     def _longest_stop_s(self) -> float:
         budget = max(member.budget_s for member in self._core.members)

@@ -50,6 +50,7 @@ __all__ = ["Guardian"]
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
 _DUMP_S = 0.1  # for the stacks, before the SIGTERM that ends whoever would write them
+_STAYS_S = 0.1  # to see that a keeper does stay
 _LEAVE_S = 2.0  # for the keeper to leave, and for what a dead keeper left to be ended
 
 
@@ -108,7 +109,9 @@ class Guardian:
         self._hear_of_the_rest(Deadline.after(_LEAVE_S))
         if not self._keeper.channel.eof:
             self._clear_up()  # before the keeper does it and forgets
-        self._keeper.close()
+        # One that keeps what nothing can end stays with it, and is not waited for.
+        stays = self._core.state is GroupState.SURVIVED or any(self._untold())
+        self._keeper.close(Deadline.after(_STAYS_S if stays else _LEAVE_S))
         self._cgroup.kill()  # what a keeper that was killed can no longer do
         if self._ledger is not None:
             self._ledger.cut()
@@ -173,7 +176,7 @@ class Guardian:
 
     def _dump_stacks(self) -> None:
         """Have the server and its ranks write their stacks; who cannot would die of the signal."""
-        living = [(it["pid"], it["start"]) for it in self._foreign.values() if it["exit"] is None]
+        living = [(it["pid"], it["start"]) for it in self._untold()]
         main = self._main.ref
         if main is not None:
             living.append((main.pid, main.start))
@@ -226,17 +229,27 @@ class Guardian:
         """Wait for the keeper's word on the ranks that a dead server left it to end."""
         poll = select.poll()
         poll.register(self._keeper.channel, select.POLLIN)
-        while any(it["exit"] is None for it in self._foreign.values()):
+        known = self._told_survivors()  # they have had their SIGKILL, and its grace
+        while any(it["pid"] not in known for it in self._untold()):
             if self._keeper.channel.eof or not poll.poll(by.left_s() * 1000):
                 return
             for event in self._keeper.events():
                 self._note(event)
 
+    def _untold(self) -> list[dict[str, Any]]:
+        """Give the workers of our worker that nobody has seen end."""
+        return [it for it in self._foreign.values() if it["exit"] is None]
+
+    def _told_survivors(self) -> set[int]:
+        """Give those that our worker itself could not end, by its own account."""
+        groups = self._main.reports[-1]["groups"] if self._main.reports else ()
+        return {survivor["pid"] for group in groups for survivor in group["survivors"]}
+
     def _outlived(self) -> list[dict[str, Any]]:
         """Name the workers of our worker that nobody has seen end and that are still there."""
         found = []
-        for it in self._foreign.values():
-            stat = read_stat(it["pid"]) if it["exit"] is None else None
+        for it in self._untold():
+            stat = read_stat(it["pid"])
             if stat is not None and stat.start == it["start"]:
                 survivor = survivor_of(it["pid"], it["name"], Action.SIGKILL.step)
                 found.append(dict(survivor._asdict()))

@@ -28,7 +28,9 @@ __all__ = [
     "die",
     "die_with_group",
     "dup_high",
+    "kill_child",
     "memory_gib",
+    "own_start",
     "peek_exit",
     "read_stat",
     "reap",
@@ -102,11 +104,20 @@ class Stat(NamedTuple):
 def read_stat(pid: int | str) -> Stat | None:
     """Read `/proc/PID/stat`; None when there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # pathlib costs the keeper 1 MB
-            # The command name stands in parentheses and may hold spaces and parentheses itself.
-            head, _, tail = file.read().rpartition(b")")
+        return _stat(pid)
     except OSError:
         return None
+
+
+def own_start() -> int:
+    """Give this process's start time; `OSError` without /proc, or without a descriptor left."""
+    return _stat("self").start
+
+
+def _stat(pid: int | str) -> Stat:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # pathlib costs the keeper 1 MB
+        # The command name stands in parentheses and may hold spaces and parentheses itself.
+        head, _, tail = file.read().rpartition(b")")
     fields = tail.split()
     name = head.partition(b"(")[2].decode("utf-8", "replace")
     ids = (int(fields[i]) for i in (1, 2, 3, 19))
@@ -188,6 +199,12 @@ def reap_pid(pid: int) -> Exit | None:
     except ChildProcessError:
         return None
     return None if result is None else Exit.from_wait(result.si_code, result.si_status)
+
+
+def kill_child(pid: int) -> None:
+    """End and reap an own child that could not be taken hold of; not reaped, it is no other's."""
+    os.kill(pid, signal.SIGKILL)  # noqa: TID251  (the one place that may)
+    os.waitid(os.P_PID, pid, os.WEXITED)
 
 
 def stopped(ref: ProcessRef) -> bool:
@@ -314,9 +331,6 @@ def stop_self() -> None:
     signal.raise_signal(signal.SIGSTOP)
 
 
-_FIRST_HIGH_FD = 64
-
-
-def dup_high(fd: int) -> int:
-    """Duplicate to a number that is in nobody's way when descriptors are laid out for a child."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_HIGH_FD)
+def dup_high(fd: int, above: int = 2) -> int:
+    """Duplicate to a number `above` those to which descriptors are laid out for a child."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above + 1)

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from stopbath.lifecycle._deadline import Deadline
 from stopbath.lifecycle._errors import LifecycleError, say
 from stopbath.lifecycle._registry import Record
 from stopbath.lifecycle._spawn import KeeperClient
@@ -28,9 +29,11 @@ class Shared:
         self._supervisor: Supervisor | None = None
         self._groups: dict[WorkerGroup, Supervisor] = {}
         self._closing: list[Supervisor] = []
+        self._late: list[KeeperClient] = []  # had no time to leave; a child to be reaped
 
     def acquire(self, group: WorkerGroup) -> Supervisor:
         """Give the supervisor that is to drive `group`, with its keeper."""
+        self._reap_the_late()
         with self._lock:
             if self._supervisor is None or self._supervisor.keeper.channel.eof:
                 sweep_at_start()
@@ -41,8 +44,12 @@ class Shared:
             self._groups[group] = self._supervisor
             return self._supervisor
 
-    def release(self, group: WorkerGroup, supervisor: Supervisor) -> None:
-        """Take a group that is over off the list; the last one closes the supervisor."""
+    def release(self, group: WorkerGroup, supervisor: Supervisor, by: Deadline) -> None:
+        """Take a group that is over off the list; the last one closes the supervisor.
+
+        Returns by then, even if the keeper has not left yet: the next call looks after it.
+        """
+        self._reap_the_late()
         with self._lock:
             if self._groups.pop(group, None) is not None:
                 alone = supervisor not in self._groups.values()
@@ -54,10 +61,16 @@ class Shared:
         while self._closing:
             leaving = self._closing.pop()
             try:
-                leaving.close()
+                if not leaving.close(by):
+                    self._late.append(leaving.keeper)
             except BaseException:  # a Ctrl-C in the middle: whoever stops next goes on with it
                 self._closing.append(leaving)
                 raise
+
+    def _reap_the_late(self) -> None:
+        with self._lock:
+            late, self._late = self._late, []
+        self._late += [keeper for keeper in late if not keeper.close(Deadline.after(0))]
 
     def stop_all(self) -> None:
         """At interpreter exit; the keeper is the guarantee, this is the courtesy."""
@@ -73,12 +86,13 @@ class Shared:
     def forget(self) -> None:
         """In a forked child, which owns nothing: the parent's groups go on."""
         supervisor, self._supervisor = self._supervisor, None
-        self._groups, self._closing = {}, []
+        late = self._late
+        self._groups, self._closing, self._late = {}, [], []
         self._lock = threading.Lock()  # the old one may be held by a thread that is not here
         if supervisor is not None:
             supervisor.abandon()
-            if supervisor.keeper.record is not None:
-                supervisor.keeper.record.close()  # a child that held it would keep the run alive
+        for keeper in late:
+            keeper.abandon()
 
 
 SHARED = Shared()

@@ -7,16 +7,18 @@ import os
 import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from stopbath.lifecycle._channel import Channel, Frame
 from stopbath.lifecycle._errors import Exit, KeeperDied, ProtocolError
-from stopbath.lifecycle._process import ProcessRef, dup_high, read_stat, reap
+from stopbath.lifecycle._process import ProcessRef, dup_high, kill_child, own_start, reap
 from stopbath.lifecycle._sweep import sweep_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stopbath.lifecycle._deadline import Deadline
     from stopbath.lifecycle._registry import Record
 
 __all__ = [
@@ -103,6 +105,7 @@ class KeeperClient:
         self.ref = ref
         self.record = record
         self._last_id = 0
+        self._ending = threading.Lock()
 
     @classmethod
     def launch(cls, record: Record) -> KeeperClient:
@@ -110,17 +113,18 @@ class KeeperClient:
 
         Nothing of this interpreter is touched: no handler, no subreaper flag, no start method.
         """
-        ours, theirs = socket.socketpair()
-        sources = [dup_high(fd) for fd in (theirs.fileno(), record.fd) if fd >= 0]
         record_fd = CONTROL_FD + 1 if record.fd >= 0 else -1
+        sources: list[int] = []
+        ours = theirs = pid = None
         try:
-            me = os.getpid()
-            stat = read_stat(me)
-            assert stat is not None, "/proc is not mounted"
+            ours, theirs = socket.socketpair()
+            handed_on = [fd for fd in (theirs.fileno(), record.fd) if fd >= 0]
+            sources.extend(dup_high(fd, CONTROL_FD + 1) for fd in handed_on)
+            me = os.getpid(), own_start()
             argv = [
                 sys.executable,
                 *("-I", "-S", os.path.join(_HERE, "_keeper.py")),
-                *map(str, (CONTROL_FD, record_fd, me, stat.start, record.run_id, record.path)),
+                *map(str, (CONTROL_FD, record_fd, *me, record.run_id, record.path)),
             ]
             pid = os.posix_spawn(
                 argv[0],
@@ -138,13 +142,17 @@ class KeeperClient:
             )
             return cls(ours, ProcessRef.open(pid), record)
         except BaseException:
-            ours.close()
+            if ours is not None:
+                ours.close()
+            if pid is not None:
+                kill_child(pid)
             record.remove()
             raise
         finally:
             for source in sources:
                 os.close(source)
-            theirs.close()
+            if theirs is not None:
+                theirs.close()
 
     @classmethod
     def inherited(cls, fd: int) -> KeeperClient:
@@ -206,24 +214,43 @@ class KeeperClient:
         """Read what the keeper has said; `channel.eof` tells when it is gone."""
         return [_event(frame, fds) for frame, fds in self.channel.receive()]
 
-    def close(self) -> None:
+    def close(self, by: Deadline | None = None) -> bool:
         """Leave the keeper, which then ends whatever of ours is alive and leaves too.
 
-        Waits for it for at most a second; one that keeps an unkillable process stays with it.
+        Waits for it for at most a second, or until `by`; whether there is nothing more to wait
+        for. One that keeps an unkillable process stays with it: called again, this reaps it.
         """
         with contextlib.suppress(BrokenPipeError, ProtocolError):
             self.channel.send({"op": "bye"})
         self.channel.close()
+        gone = True
         if self.ref is not None and self.ref.fileno() >= 0:  # goes on after an interrupt
-            if self.ref.dead(wait_s=1.0):
+            self.ref.send(signal.SIGCONT)  # one that is stopped does not hear us
+            gone = self.ref.dead(wait_s=_LEAVE_S if by is None else min(_LEAVE_S, by.left_s()))
+            if gone:
                 reap(self.ref)
-                if self.record is not None:
-                    sweep_own(self.record)
+                self.end_left()
+                self.ref.close()
+        if gone and self.record is not None:
+            self.record.close()
+        return gone
+
+    def end_left(self) -> None:
+        """End what an own keeper, killed, can no longer end; safe from any thread, and twice."""
+        with self._ending:
+            if self.record is not None:
+                sweep_own(self.record)
+
+    def abandon(self) -> None:
+        """In a forked child: close the copies of what is the parent's."""
+        self.channel.close()
+        if self.ref is not None:
             self.ref.close()
         if self.record is not None:
-            self.record.close()
+            self.record.close()  # a child that held it would keep the run alive
 
 
+_LEAVE_S = 1.0  # for a keeper to end what is left
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
 
 

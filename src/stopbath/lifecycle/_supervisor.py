@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stopbath.lifecycle._core import GroupCore
+    from stopbath.lifecycle._deadline import Deadline
     from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._spawn import Event
 
@@ -90,23 +91,26 @@ class Supervisor:
         if self._left:
             self._obey()
 
-    def close(self) -> None:
-        """Leave: the loop ends, the keeper is let go, threads and descriptors are given back."""
+    def close(self, by: Deadline | None = None) -> bool:
+        """Leave: the loop ends, the keeper is let go, threads and descriptors are given back.
+
+        Whether the keeper has left `by` then; if not, `keeper.close()` is to be called again.
+        """
         self.post(self.leave)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._dispatcher is not None:
             self._calls.put(None)
             if self._dispatcher is not threading.current_thread():
-                self._dispatcher.join(_CALLBACK_S)
-        self.keeper.close()
+                left_s = _CALLBACK_S if by is None else by.left_s()
+                self._dispatcher.join(min(_CALLBACK_S, left_s))
+        gone = self.keeper.close(by)
         self._close_fds()
+        return gone
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the parent's descriptors, and own nothing."""
-        self.keeper.channel.close()
-        if self.keeper.ref is not None:
-            self.keeper.ref.close()
+        self.keeper.abandon()
         for _, member in self._by_spawn.values():
             member.close()
         self._close_fds()
@@ -329,6 +333,8 @@ class Supervisor:
             self._unregister(self.keeper.channel)
             for group in list(self._groups):
                 self._isolated(group.keeper_died)
+            if self.keeper.record is not None:  # now: who is killed next cannot do it any more
+                self.call_later(lambda keeper: keeper.end_left(), self.keeper)
 
     def _from_keeper(self, event: Event) -> None:
         if isinstance(event, StraysLeft) and not event.mine:  # of a worker of our worker
