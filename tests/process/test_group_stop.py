@@ -263,23 +263,3 @@ def test_a_handler_that_raises_something_else_does_not_lose_the_stop(
         signal.signal(signal.SIGUSR1, before)
         other.join()
     assert group.shutdown().workers[1].outcome == "killed"
-
-
-def test_a_keeper_that_is_stopped_cannot_hold_up_a_stop(
-    group_of: Callable[..., WorkerGroup],
-) -> None:
-    """Workers are signalled through their pidfds; only the reaping waits for the keeper."""
-    group = group_of("obedient", "deaf")
-    assert group._supervisor is not None
-    keeper = group._supervisor.keeper.ref
-    assert keeper is not None
-    os.kill(keeper.pid, signal.SIGSTOP)
-    wait_until(lambda: state_of(keeper.pid) == "T", Deadline.after(5))
-    try:
-        began = time.monotonic()
-        report = group.shutdown(Deadline.after(1))
-        assert time.monotonic() - began < 2.2  # the keeper itself is waited for, for a second
-        assert [worker.ended_at_s is not None for worker in report.workers] == [True, True]
-        assert {state_of(pid) for pid in pids(group)} <= {"Z", ""}
-    finally:
-        os.kill(keeper.pid, signal.SIGCONT)

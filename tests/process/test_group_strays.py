@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from observing import FREEZER, frozen, wait_until
+from observing import FREEZER, frozen, state_of, wait_until
 from stopbath.lifecycle import Deadline, Escalation, GroupState
 
 if TYPE_CHECKING:
@@ -25,12 +26,15 @@ pytestmark = [
 QUICK = Escalation(drain_s=0.15, terminate_s=0.15, kill_s=0.4)
 
 
-@pytest.mark.parametrize("which", ["helper", "stray"])
+@pytest.mark.parametrize(
+    ("which", "erased"), [("helper", False), ("stray", False), ("stray", True)]
+)
 def test_an_unkillable_stray_is_told_of_by_its_own_group_alone(
-    group_of: Callable[..., WorkerGroup], which: str
+    group_of: Callable[..., WorkerGroup], which: str, *, erased: bool
 ) -> None:
-    """Told apart by session, or by environment for one that left it; the keeper is shared."""
-    one, two = (group_of("leaves_strays", escalation=QUICK) for _ in range(2))
+    """By session, by environment, or because nobody else was dead; the keeper is shared."""
+    worker = ("leaves_strays", {"kwargs": {"erased": erased}})
+    one, two = (group_of(worker, escalation=QUICK) for _ in range(2))
     assert one._supervisor is two._supervisor
     pid = one.workers[0].info[which]
     with frozen(pid):
@@ -51,11 +55,20 @@ def test_an_unkillable_stray_is_told_of_by_its_own_group_alone(
 def test_a_stray_that_nothing_tells_apart_may_be_anybodys(
     group_of: Callable[..., WorkerGroup],
 ) -> None:
-    """Own session, empty environment: both groups name it rather than none."""
+    """Own session, empty environment, two deaths at once: both groups name it rather than none."""
     one = group_of(("leaves_strays", {"kwargs": {"erased": True}}), escalation=QUICK)
     two = group_of("obedient", escalation=QUICK)
     pid = one.workers[0].info["stray"]
+    assert one._supervisor is not None
+    keeper = one._supervisor.keeper.ref
+    assert keeper is not None
     with frozen(pid):
+        keeper.send(signal.SIGSTOP)
+        wait_until(lambda: state_of(keeper.pid) == "T", Deadline.after(5))
+        for group in (one, two):
+            os.kill(group.workers[0].pid or 0, signal.SIGKILL)
+            wait_until(lambda group=group: group.cause is not None, Deadline.after(5))
+        keeper.send(signal.SIGCONT)
         for group in (one, two):
             report = group.shutdown(Deadline.after(1))
             assert [it.pid for it in report.survivors] == [pid]

@@ -298,7 +298,7 @@ class Keeper:
         """Find the dead child that left a process; a living one keeps what is its own."""
         dead = [*self._dead, *(it for it in self._children.values() if it.ref.dead())]
         for child in dead:
-            if session == child.ref.pid:
+            if session == child.ref.pid or len(dead) == 1:
                 return child
         return next((child for child in dead if child.mark == mark), None)
 
