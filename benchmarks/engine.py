@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import multiprocessing
+import select
 import socket
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +21,8 @@ from benchmarks.table import Bench, Row, row
 from stopbath.config import ServeConfig
 from stopbath.executor.multiproc import MultiprocExecutor
 from stopbath.lifecycle import Deadline
-from stopbath.messages import GENERATE, GenerationRequest
-from stopbath.wire import Blob
+from stopbath.messages import GENERATE, Call, GenerationRequest, Reply
+from stopbath.wire import Blob, Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +86,12 @@ def echo_zmq(address: str) -> None:
 
 
 def calls() -> Iterator[Row]:
-    """Round trips: the executor over 1, 2, 4 ranks, a raw socketpair, a Pipe, and zmq if there."""
+    """Round trips: the executor over 1, 2, 4 ranks, a raw socketpair, a Pipe, and zmq if there.
+
+    The executor's caller is a thread that asks and waits; a future that the main thread waits for
+    costs the hand-over from the thread that reads. "channels alone": two processes that do no
+    more than put the same frames on a channel and take them off, the least that is left of a call.
+    """
     trips: dict[str, Callable[[], object]] = {}
     with ExitStack() as open_:
         ours, theirs = socket.socketpair()
@@ -103,21 +111,54 @@ def calls() -> Iterator[Row]:
             pipe.recv()
 
         trips["multiprocessing.Pipe"] = piped
+        trips["channels alone"] = open_.enter_context(_channel_trip())
         if importlib.util.find_spec("zmq") is not None:
             trips["zmq"] = open_.enter_context(_zmq_trip())
         for ranks in (1, 2, 4):
-            config = ServeConfig(model="none", ranks=ranks)
-            it = open_.enter_context(replica(config, TARGET))
-
-            def called(it: MultiprocExecutor = it) -> None:
-                it.call("echo", PARAMS).future.result(10)
-
-            trips[f"executor, {ranks} rank(s)"] = called
-        took = _interleaved(trips)
+            it = open_.enter_context(replica(ServeConfig(model="none", ranks=ranks), TARGET))
+            trips[f"executor, {ranks} rank(s)"] = partial(it.ask, "echo", PARAMS)
+            if ranks == 1:
+                trips["  through a future"] = partial(_by_future, it)
+        with ThreadPoolExecutor(1) as caller:
+            took = caller.submit(_interleaved, trips).result()
+    if "zmq" not in took:
+        print("round trip, zmq: not installed (PyPI: pyzmq)", flush=True)
     base = statistics.median(took["raw socketpair"])
     for name, values in took.items():
         goal = f"<= {3 * base:.0f}" if name == "executor, 1 rank(s)" else ""
         yield row(f"round trip, {name}", values, "us", goal)
+
+
+def _by_future(it: MultiprocExecutor) -> None:
+    it.call("echo", PARAMS).future.result(10)
+
+
+def echo_frames(sock: socket.socket) -> None:
+    """Answer calls with what they brought."""
+    channel: Channel[Call] = Channel(sock, Call)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    while not channel.eof:
+        poll.poll()
+        for call in channel.receive():
+            channel.send(Reply(id=call.id, value=call.params))
+
+
+@contextmanager
+def _channel_trip() -> Iterator[Callable[[], object]]:
+    ours, theirs = socket.socketpair()
+    channel: Channel[Reply] = Channel(ours, Reply)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+
+    def trip() -> None:
+        channel.send(Call(id=1, method="echo", params=PARAMS))
+        poll.poll()
+        assert len(channel.receive()) == 1
+
+    with peer(echo_frames, theirs):
+        yield trip
+    channel.close()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fake_ranks
+from observing import wait_until
 from stopbath.config import ServeConfig
 from stopbath.errors import (
     DeadlinePassed,
@@ -240,13 +241,14 @@ def test_a_frozen_rank_never_blocks_the_caller() -> None:
 
 def test_a_callback_that_raises_does_not_end_the_pump(kind: type[MultiprocExecutor]) -> None:
     with running(1, kind=kind) as replica:
-        call = replica.call("rank", 1)
+        call = begun(replica, "hold")  # still under way when the callback is added
 
         def explode(_future: object) -> None:
             raise SystemExit
 
         call.future.add_done_callback(explode)
-        assert answer(call) == [[0, 1]]
+        replica.cancel(call.id)
+        assert call.future.result(WAIT_S)[0].error_kind == CANCELLED
         assert answer(replica.call("rank", 2)) == [[0, 2]]
 
 
@@ -291,3 +293,104 @@ def test_what_a_thread_does_not_end_is_named_and_nothing_waits_for_it(
 def test_an_executor_in_this_process_has_one_rank() -> None:
     with pytest.raises(UsageError, match="--executor inproc runs on 1 rank, not on 2"):
         ServeConfig(ranks=2, parallel="cfg", executor="inproc").checked()
+
+
+def asked(
+    replica: MultiprocExecutor, method: str, **how: Any
+) -> tuple[threading.Thread, list[Any]]:
+    """Ask on a thread, which keeps what came of it."""
+    came: list[Any] = []
+
+    def ask() -> None:
+        try:
+            came.extend(outcome.value for outcome in replica.ask(method, None, **how))
+        except Exception as error:  # noqa: BLE001
+            came.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread, came
+
+
+def reader_of(replica: MultiprocExecutor) -> int | None:
+    assert replica._pump is not None
+    return replica._pump._reader
+
+
+def asking(
+    replica: MultiprocExecutor, method: str, **how: Any
+) -> tuple[threading.Thread, list[Any]]:
+    """Ask on a thread, and wait until that thread reads for everybody."""
+    thread, came = asked(replica, method, **how)
+    wait_until(lambda: reader_of(replica) == thread.ident, Deadline.after(WAIT_S))
+    return thread, came
+
+
+def switches_of(thread_name: str) -> int:
+    thread = next(t for t in threading.enumerate() if t.name == thread_name)
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt" in line)
+
+
+def test_a_call_that_is_waited_for_wakes_no_other_thread() -> None:
+    with running(1) as replica:
+        asked(replica, "rank")[0].join(WAIT_S)
+        before = switches_of("stopbath-pump-replica0")
+        for _ in range(50):
+            thread, came = asked(replica, "rank")
+            thread.join(WAIT_S)
+            assert came == [[0, None]]
+        assert switches_of("stopbath-pump-replica0") - before < 10
+
+
+def test_who_waits_for_a_call_reads_for_everybody() -> None:
+    """Others get their answers while it waits, and after it has gone."""
+    with running(1) as replica:
+        handle = begun(replica, "hold")
+        thread, came = asking(replica, "rank")
+        replica.cancel(handle.id)
+        assert handle.future.result(WAIT_S)[0].error_kind == CANCELLED
+        thread.join(WAIT_S)
+        assert came == [[0, None]]
+        assert answer(replica.call("rank", 1)) == [[0, 1]]
+
+
+def test_a_deadline_ends_a_call_that_is_waited_for() -> None:
+    """The clock is the pump's thread's, although another reads."""
+    with running(1) as replica:
+        begun(replica, "freeze")
+        thread, came = asking(replica, "rank", deadline=Deadline.after(0.2))
+        thread.join(WAIT_S)
+        assert isinstance(came[0], DeadlinePassed)
+        os.kill(replica.status().ranks[0].pid or 0, signal.SIGCONT)
+
+
+def test_a_death_ends_a_call_that_is_waited_for() -> None:
+    with running() as replica:
+        thread, came = asking(replica, "hold")
+        os.kill(replica.status().ranks[1].pid or 0, signal.SIGKILL)
+        thread.join(WAIT_S)
+        assert isinstance(came[0], WorkerLost)
+        assert "rank1" in str(came[0])
+
+
+def test_the_end_of_a_channel_is_due_although_another_thread_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(multiproc, "_SUSPECT_S", 0.2)
+    with running(1, "lingers") as replica:
+        asked(replica, "rank")[0].join(WAIT_S)  # the pump's thread sleeps until its next tick
+        thread, came = asked(replica, "hang_up")
+        thread.join(WAIT_S)
+        assert "closed its data channel" in str(came[0])
+
+
+def test_a_stop_ends_a_call_that_is_waited_for() -> None:
+    """Nothing is closed under the thread that reads."""
+    with running(1) as replica:
+        thread, came = asking(replica, "hold")
+        began = time.monotonic()
+        replica.shutdown(Deadline.after(WAIT_S))
+        thread.join(WAIT_S)
+        assert isinstance(came[0], Draining)
+        assert time.monotonic() - began < 2.0

@@ -6,8 +6,9 @@ import logging
 import math
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from stopbath.errors import DeadlinePassed
 from stopbath.executor.base import CallHandle, RankOutcome
@@ -24,17 +25,27 @@ __all__ = ["CallTable", "outcome_of"]
 _log = logging.getLogger("stopbath.executor")
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Answer(Future[list[RankOutcome]]):
+    """A future that nobody but the table can end."""
+
+    def cancel(self) -> bool:
+        """Refuse: a cancelled future could not be given its answer."""
+        return False
+
+
+class _Pending(msgspec.Struct):
     future: Future[list[RankOutcome]]
     expected: int
     wants: Literal["all", "first"]
     deadline: Deadline
     on_progress: Callable[[int, int], None] | None
-    outcomes: dict[int, RankOutcome] = field(default_factory=dict)
+    outcomes: dict[int, RankOutcome] = {}
 
-    def result(self) -> list[RankOutcome] | None:
-        """Give what the caller gets, or None while it is not all there."""
+    def note(self, outcome: RankOutcome) -> list[RankOutcome] | None:
+        """Take one rank's outcome; give what the caller gets, or None while it is not all there."""
+        if self.expected == 1:
+            return [outcome]
+        self.outcomes.setdefault(outcome.rank, outcome)
         everybody = len(self.outcomes) == self.expected
         if self.wants == "all":
             return [self.outcomes[rank] for rank in sorted(self.outcomes)] if everybody else None
@@ -80,8 +91,7 @@ class CallTable:
         on_progress: Callable[[int, int], None] | None,
     ) -> CallHandle:
         """Enter a call. Once the table is closed its future has ended with the reason."""
-        future: Future[list[RankOutcome]] = Future()
-        future.set_running_or_notify_cancel()  # so that nobody but this table can end it
+        future = _Answer()
         with self._lock:
             self._last_id += 1
             handle = CallHandle(self._last_id, future)
@@ -100,12 +110,11 @@ class CallTable:
             call = self._pending.get(call_id)
             if call is None:
                 return
-            call.outcomes.setdefault(outcome.rank, outcome)
-            result = call.result()
+            result = call.note(outcome)
             if result is None:
                 return
             del self._pending[call_id]
-        if call.deadline.passed and any(each.error_kind == CANCELLED for each in result):
+        if any(each.error_kind == CANCELLED for each in result) and call.deadline.passed:
             # The ranks know the deadline too, and gave up before this side had looked.
             _end(call.future, _too_late(call_id))
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
+import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stopbath.executor._silence import Silence
@@ -49,6 +51,7 @@ class StuckWatch:
     ) -> None:
         self.silence = Silence(ranks, budget_s)
         self._budget_s = budget_s
+        self._lock = threading.Lock()  # what is heard and what is due may be on two threads
         self._heard_s = [0.0] * ranks
         self._ranks = ranks
         self._ask, self._signal, self._fail = ask, signal, fail
@@ -68,33 +71,43 @@ class StuckWatch:
         """Note a sign of life, and which call the rank answered if it did."""
         self._heard_s[rank] = now
         self.silence.heard(rank, answered)
-        self._suspects.discard(rank)
-        if not self._suspects and self._stage is not _Stage.OVER:
-            self._enter(_Stage.LISTENING, math.inf)
+        if self._stage is _Stage.LISTENING:
+            return
+        with self._lock:
+            self._suspects.discard(rank)
+            if not self._suspects and self._stage is not _Stage.OVER:
+                self._enter(_Stage.LISTENING, math.inf)
 
     def dumped(self, rank: int, now: float) -> None:
         """Note that a rank has written its stacks, which is no sign of progress."""
-        self._answered.add(rank)
-        if self._stage is _Stage.ASKED and len(self._answered) == self._ranks:
-            self._stage_s = now
+        with self._lock:
+            self._answered.add(rank)
+            if self._stage is _Stage.ASKED and len(self._answered) == self._ranks:
+                self._stage_s = now
 
     def act(self, now: float) -> None:
-        """Do what is due."""
-        if now < self.due_s:
-            return
+        """Do what is due; from one thread."""
+        with self._lock:
+            if now < self.due_s:
+                return
+            do = self._next(now)
+        do()
+
+    def _next(self, now: float) -> Callable[[], None]:
+        """Enter the next stage; give what it begins with, to be done without the lock."""
         if self._stage is _Stage.LISTENING:
             late = self.silence.tick(now)
-            if late:
-                self._suspects, self._answered = set(late), set()
-                self._enter(_Stage.ASKED, now + _ASKED_S)
-                self._ask()
-        elif self._stage is _Stage.ASKED and len(self._answered) < self._ranks:
+            if not late:
+                return _nothing
+            self._suspects, self._answered = set(late), set()
+            self._enter(_Stage.ASKED, now + _ASKED_S)
+            return self._ask
+        if self._stage is _Stage.ASKED and len(self._answered) < self._ranks:
             self._enter(_Stage.SIGNALLED, now + _SIGNALLED_S)
-            for rank in set(range(self._ranks)) - self._answered:
-                self._signal(rank)
-        else:
-            self._enter(_Stage.OVER, math.inf)
-            self._fail(*self._verdict())
+            mute = sorted(set(range(self._ranks)) - self._answered)
+            return partial(_each, self._signal, mute)
+        self._enter(_Stage.OVER, math.inf)
+        return partial(self._fail, *self._verdict())
 
     def _verdict(self) -> tuple[int, str]:
         """Name one: who does not even answer is what its peers wait for."""
@@ -105,3 +118,12 @@ class StuckWatch:
 
     def _enter(self, stage: _Stage, until_s: float) -> None:
         self._stage, self._stage_s = stage, until_s
+
+
+def _nothing() -> None:
+    pass
+
+
+def _each(do: Callable[[int], None], ranks: list[int]) -> None:
+    for rank in ranks:
+        do(rank)

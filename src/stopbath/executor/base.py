@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future  # noqa: TC003  (msgspec reads the annotations)
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
 
 from stopbath.lifecycle import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from stopbath.errors import WorkerLost
     from stopbath.lifecycle import Cause, Deadline, GroupState, ShutdownReport, WorkerState
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CallHandle", "Executor", "RankOutcome", "RankStatus", "ReplicaStatus"]
 
 
-@dataclass(frozen=True, slots=True)
-class RankOutcome:
+class RankOutcome(msgspec.Struct, frozen=True):
     """What one rank made of a call: a value, or an error with its type and traceback."""
 
     rank: int
@@ -34,8 +35,7 @@ class RankOutcome:
         return self.error_kind is None
 
 
-@dataclass(frozen=True, slots=True)
-class CallHandle:
+class CallHandle(msgspec.Struct, frozen=True):
     """A call under way.
 
     `future` ends in every case: with one `RankOutcome` per addressed rank, with `WorkerLost`
@@ -91,7 +91,7 @@ class Executor(Protocol):
         deadline: Deadline | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> CallHandle:
-        """Run `method` in the ranks. `on_progress(step, steps)` runs on the pump thread.
+        """Run `method` in the ranks; `on_progress(step, steps)` runs on the thread that reads.
 
         "first": every rank runs it (they may sit in collectives together) and the outcome is
         rank 0's alone; "all": one outcome per rank, in rank order. Calls run one after another
@@ -99,6 +99,21 @@ class Executor(Protocol):
         always comes through. A call that cannot be sent (dead, draining, channel full, EMFILE)
         ends its future with the reason at once; TypeError or ValueError are raised only for
         params that no frame can hold.
+        """
+        ...
+
+    def ask(
+        self,
+        method: str,
+        params: Any,
+        *,
+        ranks: Literal["all", "first"] = "all",
+        deadline: Deadline | None = None,
+    ) -> list[RankOutcome]:
+        """Call and wait for the outcomes; raises what the call's future ends with.
+
+        Off the main thread the caller reads the answers itself, which makes a short call several
+        times as fast: no other thread has to be woken.
         """
         ...
 

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
     from stopbath.config import ServeConfig
     from stopbath.executor._threads import ThreadGroup
-    from stopbath.executor.base import CallHandle, ReplicaStatus
+    from stopbath.executor.base import CallHandle, RankOutcome, ReplicaStatus
     from stopbath.lifecycle import Cause, ShutdownReport, Supervisor, WorkerSpec
+    from stopbath.wire import Frame
 
     Ranks = WorkerGroup | ThreadGroup
 
@@ -59,7 +60,8 @@ class MultiprocExecutor:
 
     Every rank gets one end of a socketpair; with several ranks also a memfd at which
     torch.distributed meets (see `stopbath.worker.ranks.join`): neither has a name that could be
-    left behind. One thread (the pump) reads all channels.
+    left behind. One thread (the pump) reads all channels,
+    except while a caller waits in `ask`.
 
     Args:
         config: What `serve` was told; all of it goes to the ranks.
@@ -194,26 +196,51 @@ class MultiprocExecutor:
         except BaseException:
             self._calls.fail(handle.id, EngineError("the call cannot be sent"))
             raise
-        if self._pump is not None:
-            self._pump.look_again(min(by.at_s, self._watch.due_s))
+        self._look_again(min(by.at_s, self._watch.due_s))
         return handle
+
+    def ask(
+        self,
+        method: str,
+        params: Any,
+        *,
+        ranks: Literal["all", "first"] = "all",
+        deadline: Deadline | None = None,
+    ) -> list[RankOutcome]:
+        """Call and wait for the outcomes; see `Executor.ask`."""
+        pump = self._pump
+        if pump is None or not pump.borrow():
+            return self.call(method, params, ranks=ranks, deadline=deadline).future.result()
+        try:
+            future = self.call(method, params, ranks=ranks, deadline=deadline).future
+            pump.read_until(future)
+        finally:
+            pump.give_back()
+        return future.result()
+
+    def _look_again(self, due_s: float = -math.inf) -> None:
+        if self._pump is not None:
+            self._pump.look_again(due_s)
 
     def _send_to_all(self, message: Call) -> None:
         """Put a call to every rank or to none: a rank that missed one would sit alone in it."""
         if not self._channels:
             raise EngineError(f"replica {self._name} was never started")
-        with ExitStack() as unsent:
-            frames = []
+        unsent: list[Frame] = []
+        try:
+            # Each rank's own: descriptors go with a frame, and the kernel takes them once.
             for channel in self._channels:
-                frames.append(channel.frame(message))
-                unsent.callback(frames[-1].close)
+                unsent.append(channel.frame(message))  # noqa: PERF401  (closed when one fails)
             with self._send_lock:
                 if not all(channel.has_room for channel in self._channels):
                     raise Overloaded(f"replica {self._name} does not read its calls")
-                unsent.pop_all()
                 self._watch.silence.owe(message.id, time.monotonic())
+                frames, unsent = unsent, []
                 for channel, frame in zip(self._channels, frames, strict=True):
                     channel.post(frame)
+        finally:
+            for frame in unsent:
+                frame.close()
         self._flush_later()
 
     def cancel(self, call_id: int) -> None:
@@ -241,8 +268,8 @@ class MultiprocExecutor:
         return told
 
     def _flush_later(self) -> None:
-        if self._pump is not None and not all(channel.idle for channel in self._channels):
-            self._pump.look_again()
+        if not all(channel.idle for channel in self._channels):
+            self._look_again()
 
     # -- faults ----------------------------------------------------------------------------
 
@@ -269,14 +296,17 @@ class MultiprocExecutor:
 
     def _on_lost(self, rank: int, what: str) -> None:
         if self._suspect is None and not self._calls.closed:
-            self._suspect = (time.monotonic() + _SUSPECT_S, rank, what)
+            due_s = time.monotonic() + _SUSPECT_S
+            self._suspect = (due_s, rank, what)
+            self._look_again(due_s)
 
-    # -- the pump's thread -----------------------------------------------------------------
+    # -- the reader, and what is due -------------------------------------------------------
 
     def _on_message(self, rank: int, message: FromRank) -> None:
         now = self._heard_s[rank] = time.monotonic()
         if isinstance(message, Dumped):
             self._watch.dumped(rank, now)
+            self._look_again(self._watch.due_s)
             return
         self._watch.heard(rank, now, None if isinstance(message, Progress) else message.id)
         if isinstance(message, Progress):

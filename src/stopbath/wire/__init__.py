@@ -13,7 +13,7 @@ thread that watches the socket calls `flush`.
 from __future__ import annotations
 
 from stopbath.wire._blobs import INLINE_MAX, Blob
-from stopbath.wire._channel import MAX_FRAME, Channel, ChannelClosed, ChannelFull
+from stopbath.wire._channel import MAX_FRAME, Channel, ChannelClosed, ChannelFull, Frame
 from stopbath.wire._frames import FrameTooLarge, WireError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Channel",
     "ChannelClosed",
     "ChannelFull",
+    "Frame",
     "FrameTooLarge",
     "WireError",
 ]

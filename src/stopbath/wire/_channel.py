@@ -29,6 +29,10 @@ MAX_QUEUED_BYTES: Final = 64 << 20
 _HEADER: Final = struct.Struct("<II")
 _READ_BYTES: Final = 256 << 10
 _READS_PER_CALL: Final = 16  # then the other channels of the same thread get their turn
+# As plain numbers: an IntFlag's `|` takes longer than some system calls.
+_SEND_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_READ_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _ANCILLARY: Final = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # How the death of the peer shows: ECONNRESET comes instead of EOF when it left data unread.
 _GONE: Final = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN})
@@ -92,7 +96,8 @@ class Channel(Generic[M]):
         self._queued_bytes = 0
         self._broken: OSError | None = None
         self._closed = False
-        self._in = bytearray()
+        self._portion = memoryview(bytearray(_READ_BYTES))
+        self._in = bytearray()  # the beginning of a frame whose rest has not come
         self._in_fds: deque[int] = deque()
         self.eof = False
         """Whether the other side is gone and all it sent has been received."""
@@ -171,19 +176,19 @@ class Channel(Generic[M]):
                 with suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
                 return
-            frame.close()
+            if frame.fds:
+                frame.close()
             self._queued_bytes -= sent
-            frame.data = frame.data[sent:]
-            if frame.data:
+            if sent < len(frame.data):
+                frame.data = frame.data[sent:]
                 return
             self._out.popleft()
 
     def _send_some(self, frame: Frame) -> int:
-        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         if not frame.fds:
-            return self._sock.send(frame.data, flags)
+            return self._sock.send(frame.data, _SEND_FLAGS)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", frame.fds))
-        return self._sock.sendmsg([frame.data], [rights], flags)
+        return self._sock.sendmsg([frame.data], [rights], _SEND_FLAGS)
 
     def _drop_queue(self) -> None:
         for frame in self._out:
@@ -200,57 +205,72 @@ class Channel(Generic[M]):
             WireError: what came is no frame, or descriptors were lost on the way (EMFILE).
                 The channel cannot be used any more.
         """
-        for _ in range(_READS_PER_CALL):
-            if self.eof or not self._read():
-                break
         messages: list[M] = []
-        while (message := self._next_message()) is not None:
-            messages.append(message)
+        for _ in range(_READS_PER_CALL):
+            if self.eof:
+                break
+            size = self._read()
+            if size:
+                self._take(size, messages)
+            if size < _READ_BYTES:  # what has come since makes the socket readable again
+                break
         return messages
 
-    def _read(self) -> bool:
-        """Take one portion from the socket; give whether there may be more."""
+    def _read(self) -> int:
+        """Take one portion from the socket into `_portion`; give its size."""
         try:
-            data, ancillary, flags, _ = self._sock.recvmsg(
-                _READ_BYTES, _ANCILLARY, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            size, ancillary, flags, _ = self._sock.recvmsg_into(
+                [self._portion], _ANCILLARY, _READ_FLAGS
             )
         except (BlockingIOError, InterruptedError):
-            return False
+            return 0
         except OSError as error:
             if error.errno not in _GONE:
                 raise WireError(f"reading the data channel: {error.strerror}") from error
             self.eof = True
-            return False
+            return 0
         for level, kind, rights in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
                 numbers.frombytes(rights[: len(rights) - len(rights) % numbers.itemsize])
                 self._in_fds.extend(numbers)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise WireError("file descriptors were lost on the way: no free ones (EMFILE)?")
-        if not data:
+        if not size:
             self.eof = True
-            return False
-        self._in += data
-        return True
+        return size
 
-    def _next_message(self) -> M | None:
-        if len(self._in) < _HEADER.size:
-            return None
-        length, n_fds = _HEADER.unpack_from(self._in)
-        if length > self._max_frame or n_fds > MAX_FDS:
-            raise WireError(f"not a frame: {length} bytes and {n_fds} descriptors announced")
-        end = _HEADER.size + length
-        if len(self._in) < end:
-            return None
-        # A batch of descriptors arrives with the first byte of its frame and recvmsg never
-        # joins two batches, so the oldest descriptors are this frame's.
-        if len(self._in_fds) < n_fds:
-            raise WireError(f"{n_fds} descriptors announced, {len(self._in_fds)} came")
-        fds = [self._in_fds.popleft() for _ in range(n_fds)]
-        payload = bytes(memoryview(self._in)[_HEADER.size : end])
+    def _take(self, size: int, messages: list[M]) -> None:
+        """Decode what is whole now, from the portion itself where it can be."""
+        with self._portion[:size] as portion:
+            if not self._in:
+                end = self._decode_from(portion, messages)
+                self._in += portion[end:]
+                return
+            self._in += portion
+        with memoryview(self._in) as whole:
+            end = self._decode_from(whole, messages)
         del self._in[:end]
-        return self._codec.decode(payload, fds)
+
+    def _decode_from(self, data: memoryview, messages: list[M]) -> int:
+        """Decode the whole frames at the beginning of `data`; give where they end."""
+        at = 0
+        while len(data) - at >= _HEADER.size:
+            length, n_fds = _HEADER.unpack_from(data, at)
+            if length > self._max_frame or n_fds > MAX_FDS:
+                raise WireError(f"not a frame: {length} bytes and {n_fds} descriptors announced")
+            start = at + _HEADER.size
+            if len(data) - start < length:
+                break
+            # A batch of descriptors arrives with the first byte of its frame and recvmsg never
+            # joins two batches, so the oldest descriptors are this frame's.
+            if len(self._in_fds) < n_fds:
+                raise WireError(f"{n_fds} descriptors announced, {len(self._in_fds)} came")
+            fds = [self._in_fds.popleft() for _ in range(n_fds)]
+            at = start + length
+            with data[start:at] as payload:
+                messages.append(self._codec.decode(payload, fds))
+        return at
 
     # -- the end ---------------------------------------------------------------------------
 

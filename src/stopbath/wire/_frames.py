@@ -79,31 +79,37 @@ class Codec(Generic[M]):
         """
         fds: list[int] = []
 
-        def walk(value: Any) -> Any:
-            if isinstance(value, bytes | bytearray | memoryview):
-                return self._write_bytes(value, fds)
-            if isinstance(value, Blob):
-                return _write_blob(value, fds)
-            if isinstance(value, dict):
-                return {key: walk(item) for key, item in value.items()}
-            if isinstance(value, list | tuple):
-                return [walk(item) for item in value]
-            return value
-
         def other(value: Any) -> Any:
-            # What msgspec does not know itself: a tensor in the rank, a blob inside a struct.
+            # What msgspec does not know itself: a tensor in the rank, a blob.
             packed = self._pack(value) if self._pack is not None else value
             if isinstance(packed, Blob):
                 return _write_blob(packed, fds)
             raise TypeError(f"{type(value).__name__} cannot travel in a frame")
 
         try:
-            plain = {name: walk(getattr(message, name)) for name in message.__struct_fields__}
-            whole = type(message)(**plain)
-            return msgspec.msgpack.encode(whole, enc_hook=other), fds
+            payload = msgspec.msgpack.encode(message, enc_hook=other)
+            if len(payload) > INLINE_MAX:  # there may be bytes in it that belong beside it
+                close_all(fds)
+                fds.clear()
+                aside = self._with_bytes_aside(message, fds)
+                payload = msgspec.msgpack.encode(aside, enc_hook=other)
         except BaseException:
             close_all(fds)
             raise
+        return payload, fds
+
+    def _with_bytes_aside(self, message: Any, fds: list[int]) -> Any:
+        def walk(value: Any) -> Any:
+            if isinstance(value, bytes | bytearray | memoryview):
+                return self._write_bytes(value, fds)
+            if isinstance(value, dict):
+                return {key: walk(item) for key, item in value.items()}
+            if isinstance(value, list | tuple):
+                return [walk(item) for item in value]
+            return value
+
+        plain = {name: walk(getattr(message, name)) for name in message.__struct_fields__}
+        return type(message)(**plain)
 
     def _write_bytes(self, value: bytes | bytearray | memoryview, fds: list[int]) -> Any:
         size = memoryview(value).nbytes
@@ -111,7 +117,7 @@ class Codec(Generic[M]):
             return value
         return Ext(_SEALED_BYTES, _encode((size, _add(fds, seal(value)))))
 
-    def decode(self, payload: bytes, fds: list[int]) -> M:
+    def decode(self, payload: bytes | memoryview, fds: list[int]) -> M:
         """Read one message; takes the descriptors over, whatever happens.
 
         Raises:

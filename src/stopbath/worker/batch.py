@@ -77,9 +77,12 @@ class BatchLoop(RankLoop):
     def _work(self) -> None:
         while True:
             idle = not (self._waiting or self._active())
-            calls = self._inbox.take(wait=idle, news=True)
+            if idle:
+                self._line.wait(news=True)
+            calls = self._inbox.take()
             if self._inbox.ended or (idle and not calls and self._inbox.leaving):
                 return
+            self._line.leave()
             for call in calls:
                 self._accept(call)
             self._drop(self._unwanted())
@@ -96,6 +99,7 @@ class BatchLoop(RankLoop):
     def _accept(self, call: Call) -> None:
         if call.method != GENERATE or GENERATE in self._methods:
             self._answer(call)
+            self._line.leave()  # for what comes after it in this turn
             return
         try:
             request = msgspec.convert(call.params, GenerationRequest)

@@ -1,4 +1,4 @@
-"""What a rank has been told and has not done yet; filled by the reader, emptied by the loop."""
+"""What a rank has been told and has not done yet; filled by the line, emptied by the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Inbox:
                 )
                 self._calls.append(message)
                 self._open[message.id] = left
-                self._changed.notify_all()
             elif isinstance(message, Cancel | Hold | Resume) and message.id in self._open:
                 if isinstance(message, Cancel):
                     self._cancelled.add(message.id)
@@ -47,7 +46,6 @@ class Inbox:
                 else:
                     self._held.discard(message.id)
                 self._news = True
-                self._changed.notify_all()
 
     def end(self, why: str) -> None:
         """Note that the server is gone or not understood; the first reason stays."""
@@ -61,29 +59,22 @@ class Inbox:
             self._stopping = True
             self._changed.notify_all()
 
+    def has_work(self, *, news: bool) -> bool:
+        """Whether the loop has something to do: a call, a stop, the end.
+
+        With `news` also when a call that is open is cancelled, put on hold or taken up.
+        """
+        there = bool(self._calls) or self._stopping or self.ended is not None
+        return there or (news and self._news)
+
     def next(self) -> Call | None:
-        """Wait for the next call; None when there is none and none should come.
-
-        Idle ranks sleep here, without a time limit on purpose (no cost when idle): a stop, the
-        channel's end and the server's death all end the wait, the last by SIGKILL.
-        """
+        """Give the next call, if there is one and somebody to answer it to."""
         with self._changed:
-            self._changed.wait_for(lambda: self._calls or self._stopping or self.ended)
-            if self.ended or not self._calls:
-                return None
-            return self._calls.popleft()
+            return self._calls.popleft() if self._calls and self.ended is None else None
 
-    def take(self, *, wait: bool, news: bool = False) -> list[Call]:
-        """Give every call that has come; with `wait` as `next` does, until there is one.
-
-        With `news` the wait is also over when a call that is open is cancelled, put on hold or
-        taken up. Otherwise nothing after a wait means that none should come.
-        """
+    def take(self) -> list[Call]:
+        """Give every call that has come, if there is somebody to answer them to."""
         with self._changed:
-            if wait:
-                self._changed.wait_for(
-                    lambda: self._calls or self._stopping or self.ended or (news and self._news)
-                )
             self._news = False
             calls = [] if self.ended else list(self._calls)
             self._calls.clear()

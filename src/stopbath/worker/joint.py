@@ -86,11 +86,14 @@ class JointBatchLoop(BatchLoop):
     def _anything(self) -> bool:
         """Read what has come, and wait for it while there is nothing to do; whether there is."""
         idle = not (self._queued or self._waiting or self._begun or self._running)
-        calls = self._inbox.take(wait=idle)
+        if idle:
+            self._line.wait()
+        calls = self._inbox.take()
         self._queued |= {call.id: call for call in calls}
         return not self._inbox.ended and not (idle and not calls)
 
     def _turn(self) -> None:
+        self._line.leave()
         opening = self._open()
         self._confirm(set(opening.failed))
         self._drop(opening.dropped)
@@ -121,10 +124,12 @@ class JointBatchLoop(BatchLoop):
     def _awaited(self, call_id: int) -> Call:
         """Give a call that rank 0 has read; this rank does so within a moment."""
         while call_id not in self._queued:
-            calls = self._inbox.take(wait=True)
+            self._line.wait()
+            calls = self._inbox.take()
             if not calls:
                 raise PeerLost(f"rank{self._peers.rank} was stopped before call {call_id} came")
             self._queued |= {call.id: call for call in calls}
+        self._line.leave()
         return self._queued.pop(call_id)
 
     def _confirm(self, failed: Collection[int]) -> None:

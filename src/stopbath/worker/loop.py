@@ -84,6 +84,7 @@ class RankLoop:
     def stop(self) -> None:
         """Have `serve` return when what was accepted is answered; from any thread."""
         self._inbox.stop()
+        self._line.nudge()
 
     def serve(self) -> str | None:
         """Answer calls; None after a stop, else why nobody is left to answer.
@@ -99,8 +100,13 @@ class RankLoop:
             self._line.close()
 
     def _work(self) -> None:
-        while (call := self._inbox.next()) is not None:
+        while (call := self._next()) is not None:
             self._answer(call)
+
+    def _next(self) -> Call | None:
+        """Wait for the next call; None when there is none and none should come."""
+        self._line.wait()
+        return self._inbox.next()
 
     def _watch(self, call: Call) -> CallWatch:
         return CallWatch(call.id, self._inbox, self._line, every_s=self._every_s)
@@ -108,7 +114,10 @@ class RankLoop:
     def _answer(self, call: Call) -> None:
         watch = self._watch(call)
         try:
-            self._line.send(Reply(id=call.id, value=self._run(call, watch)))
+            self._line.leave()
+            value = self._run(call, watch)
+            self._line.come_back()
+            self._line.send(Reply(id=call.id, value=value))
         except ChannelClosed:
             return  # the reader has seen it too: the loop ends at the next turn
         except Exception as error:
