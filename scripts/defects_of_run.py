@@ -215,6 +215,11 @@ MUTANTS_OF_RUN = (
         (one("_finder.py", "            self._record.note_resource(**it._asdict())\n", ""),),
     ),
     Mutant(
+        "the keeper does not look before it kills",
+        (f"{_LEFT}::test_a_socket_bound_since_the_last_look_is_removed_by_the_keeper",),
+        (one("_keeper.py", "            self._last_look.look()\n", "            pass\n"),),
+    ),
+    Mutant(
         "what a stranger holds too is taken for ours",
         (f"{_LEFT}::test_a_strangers_segment_that_was_born_meanwhile_survives",),
         (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from observing import wait_until
+from observing import alive, wait_until
 from stopbath.lifecycle import Deadline
 from wrapped import Holdings, Wrapped, wrapping
 
@@ -161,6 +161,21 @@ def test_a_socket_file_of_the_tree_is_removed(
     assert run.ended() == 143
     assert not path.exists()
     assert removed(run.report) == {str(path)}
+
+
+def test_a_socket_bound_since_the_last_look_is_removed_by_the_keeper(
+    wrap: Callable[..., Wrapped], tmp_path: Path
+) -> None:
+    """The guardian had not proved it yet when it was killed."""
+    path = tmp_path / "socket"
+    run = wrap(*python(LISTENS, str(path)))
+    run.says("up")
+    keeper = run.keeper
+    assert not run.recorded(path)  # or this would test something else
+    run.send(signal.SIGKILL)
+    assert run.ended() == -9
+    wait_until(lambda: not alive(keeper), Deadline.after(3), "the keeper has left")
+    assert not path.exists()
 
 
 def test_a_socket_that_was_handed_to_a_stranger_is_the_strangers(

@@ -45,7 +45,7 @@ def up(wrap: Callable[..., Wrapped], program: Program, place: Place, **how: Any)
     """Start it; it works, has the processes it should have, and its sockets are known.
 
     They are looked for on a schedule that backs off: what was bound since the last look is not
-    proved to anybody when ours are killed.
+    proved to anybody when the command is killed.
     """
     if why := program.missing():
         pytest.skip(why)

@@ -8,8 +8,10 @@ process of it. Identity is name, device and inode: another file under the same n
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHM",
+    "Before",
     "Belonging",
     "Held",
     "bound_sockets",
@@ -30,6 +33,8 @@ __all__ = [
 SHM = "/dev/shm"  # noqa: S108  (where the kernel has it)
 _LOCKS = (".pid", ".lock", ".lck")
 _MOST_ENTRIES = 2000  # looked at in one directory
+_IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
+_libc = ctypes.CDLL(None, use_errno=True)
 _PID_DIRS = ("/run", "/run/lock", "/tmp")  # noqa: S108  (looked at, not written to)
 
 Ident = tuple[int, int]  # device, inode
@@ -54,6 +59,34 @@ class Held:
         self.sockets: dict[int, int] = {}  # inode of the socket: a process that has it
         self.locks: list[Belonging] = []
         self.hidden = False  # whether somebody could not be looked at
+
+
+class Before(NamedTuple):
+    """What there is before the command starts; `births` tells of files born in /dev/shm since.
+
+    `births` is an inotify descriptor, -1 where there is none; `born_ns` is the wall clock's.
+    """
+
+    shm: frozenset[Ident]
+    sockets: frozenset[str]
+    born_ns: int
+    births: int
+
+    @classmethod
+    def now(cls) -> Before:
+        """Look, and have the kernel tell from now on; the caller owns `births`."""
+        births = _watch(SHM)
+        old = frozenset(shared_memory()), frozenset(bound_sockets().values())
+        return cls(*old, time.time_ns(), births)  # compared with what files say of themselves, once
+
+
+def _watch(directory: str) -> int:
+    """Have the kernel tell of every file that is born; -1 where it does not."""
+    fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd >= 0 and _libc.inotify_add_watch(fd, directory.encode(), _IN_CREATE | _IN_MOVED_TO) < 0:
+        os.close(fd)
+        return -1
+    return fd
 
 
 def shared_memory() -> dict[Ident, str]:

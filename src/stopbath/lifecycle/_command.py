@@ -43,6 +43,7 @@ class Command(Member):
         capture: Words | None,
         new_session: bool,
         linger_s: float,
+        asked: int = 0,
         started: Callable[[], None] = _nothing,
         stopped: Callable[[], None] = _nothing,
     ) -> None:
@@ -50,6 +51,7 @@ class Command(Member):
         self.linger_s = linger_s
         self._argv, self._env, self._ignore = list(argv), dict(env), list(ignore)
         self._capture, self._new_session = capture is not None, new_session
+        self._asked = asked  # the id of a request that has been made already
         self._on_started, self._on_stopped = started, stopped
         self._keeper: KeeperClient | None = None
         self.first_signal = int(signal.SIGTERM)
@@ -65,6 +67,9 @@ class Command(Member):
         self.move(WorkerEvent.SPAWN)
         self.started_at = self.heard_at = now
         self._keeper = keeper
+        if self._asked:
+            self.spawn_id = self._asked
+            return
         write_end = self.words.open() if self._capture else None
         try:
             self.spawn_id = keeper.spawn(

@@ -8,7 +8,6 @@ once, so that the keeper, or the next start, clears up after a guardian that was
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import threading
@@ -16,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle._belongings import (
-    SHM,
     Belonging,
     bound_sockets,
     everybody,
@@ -31,18 +29,17 @@ from stopbath.lifecycle._process import tree_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stopbath.lifecycle._belongings import Before
     from stopbath.lifecycle._deadline import Deadline
     from stopbath.lifecycle._registry import Record
 
 __all__ = ["Finder", "nothing_swept"]
 
-_IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _FIRST_S, _LONGEST_S = 0.5, 60.0
 _SHARE = 10  # at most one part in so many of the time is spent looking
 _LEAST_S = 0.02  # between two looks
 _ANOTHERS = "another user's"
 _LOOK_S = 2.0  # a look at a host that is this slow is given up
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def nothing_swept() -> dict[str, list[dict[str, Any]]]:
@@ -51,16 +48,16 @@ def nothing_swept() -> dict[str, list[dict[str, Any]]]:
 
 
 class Finder:
-    """What belongs to the tree below this process. Made before the command starts."""
+    """What belongs to the tree below this process, and was not there `before` its command."""
 
-    def __init__(self, record: Record, but: Callable[[], set[int]], *, all_of_it: bool) -> None:
+    def __init__(
+        self, record: Record, before: Before, but: Callable[[], set[int]], *, all_of_it: bool
+    ) -> None:
         self._record, self._but, self._all = record, but, all_of_it
-        self._old = set(shared_memory())
-        self._old_sockets = set(bound_sockets().values())
+        self._old, self._old_sockets = before.shm, before.sockets
         self._proved: dict[tuple[str, int, int], Belonging] = {}
         self._shared: set[tuple[int, int]] = set()  # somebody else held it when it was first seen
-        self._born_ns = time.time_ns()  # compared with what files say of themselves, once
-        self._births = _watch(SHM)
+        self._born_ns, self._births = before.born_ns, before.births
         self._call = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._looked = threading.Event()
         self._ending = False
@@ -226,15 +223,6 @@ def _directories_of(pids: list[int]) -> list[str]:
 def _for_a_while() -> Callable[[], bool]:
     until = time.monotonic() + _LOOK_S
     return lambda: time.monotonic() < until
-
-
-def _watch(directory: str) -> int:
-    """Have the kernel tell of every file that is born; -1 where it does not."""
-    fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd >= 0 and _libc.inotify_add_watch(fd, directory.encode(), _IN_CREATE | _IN_MOVED_TO) < 0:
-        os.close(fd)
-        return -1
-    return fd
 
 
 def _drain(fd: int) -> None:

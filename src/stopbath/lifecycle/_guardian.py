@@ -22,13 +22,18 @@ if __name__ == "__main__":  # run by path, without site: let the package be foun
         os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
     )
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stopbath.lifecycle import _keeper
+from stopbath.lifecycle._belongings import Before
 from stopbath.lifecycle._containment import RunCgroup
-from stopbath.lifecycle._errors import say
+from stopbath.lifecycle._errors import KeeperDied, say
+from stopbath.lifecycle._last_look import LastLook
 from stopbath.lifecycle._process import ProcessRef, SignalQueue, become_subreaper, reap
 from stopbath.lifecycle._registry import Record
+
+if TYPE_CHECKING:
+    from stopbath.lifecycle._spawn import KeeperClient
 
 __all__ = ["main"]
 
@@ -87,6 +92,9 @@ def _be_the_keeper(
     more: dict[str, Any] = {}
     if job["kind"] == "run":
         more["handed_on"] = (0, 1, *job["inherited"])
+        more["last_look"] = LastLook(job["before"])
+        if job["before"].births >= 0:
+            os.close(job["before"].births)  # the guardian's
     if job.get("isolate") == "pid":
         from stopbath.lifecycle._isolation import OwnProc
 
@@ -130,6 +138,8 @@ def main(argv: list[str]) -> None:
     become_subreaper()
     record = Record.create(job["run_id"], job["kind"], job["name"], job.get("argv", ()))
     cgroup = RunCgroup.create(record)
+    if job["kind"] == "run":
+        job["before"] = Before.now()
     try:
         keeper = _fork_keeper(job, record, cgroup)
     except OSError as error:
@@ -138,14 +148,33 @@ def main(argv: list[str]) -> None:
         say(f"--isolate pid is not possible here: {error.strerror}; it needs CAP_SYS_ADMIN")
         os._exit(125)
     # From here on beside the keeper, which makes itself ready.
-    from stopbath.lifecycle._guardian_loop import Guardian
     from stopbath.lifecycle._spawn import KeeperClient
     from stopbath.lifecycle._sweep import sweep_at_start
 
     job["swept"] = [str(run) for run in sweep_at_start()]
     client = KeeperClient(*keeper)
+    if job["kind"] == "run":
+        _ask_early(job, client)
+    from stopbath.lifecycle._guardian_loop import Guardian  # beside the start of the command
+
     guardian = Guardian(job, client, SignalQueue(heard), record, cgroup)
     os._exit(guardian.run())
+
+
+def _ask_early(job: dict[str, Any], client: KeeperClient) -> None:
+    """Have the command started before we can look after it: the keeper can, and holds its end."""
+    job["asked"] = 0
+    if job["tty"] or job["capture"]:  # something has to be set up for it first
+        return
+    with contextlib.suppress(KeeperDied):  # it is asked again when somebody can say so
+        job["asked"] = client.spawn(
+            job["worker"],
+            job["argv"],
+            dict(os.environ),  # noqa: TID251  (passed on, not read)
+            {},
+            worker=False,
+            ignore=job["ignored"],
+        )
 
 
 def _read_job(data: bytes) -> dict[str, Any]:

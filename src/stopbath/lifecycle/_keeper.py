@@ -42,6 +42,8 @@ TYPE_CHECKING = False  # as `typing` has it, which this process does without
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stopbath.lifecycle._last_look import LastLook
+
 __all__ = ["Keeper", "run"]
 
 
@@ -86,7 +88,9 @@ class Keeper:
         *,
         number: Callable[[ProcessRef], int],
         handed_on: Sequence[int],
+        last_look: LastLook | None,
     ) -> None:
+        self._last_look = last_look
         self._record, self._cgroup = record, cgroup
         self._number = number  # of a process, as the clients know it
         self._handed_on = handed_on
@@ -184,6 +188,8 @@ class Keeper:
             self._poll.unregister(client.ref.fileno())
             client.ref.close()
         client.channel.close()
+        if client.root and not client.said_bye and self._last_look is not None:
+            self._last_look.look()
         for child in self._children.values():
             if child.client is client or client.root:
                 child.ref.send(signal.SIGKILL)
@@ -377,6 +383,7 @@ def run(
     number: Callable[[ProcessRef], int] = _own_number,
     handed_on: Sequence[int] = (),
     report: str | None = None,
+    last_look: LastLook | None = None,
 ) -> None:
     """Be the keeper of the process that holds the other end of `sock`, until it is gone.
 
@@ -401,7 +408,16 @@ def run(
     me.close()
     if handed_on:  # a command is going to be asked for
         cgroup.wait_inside()
-    keeper = Keeper(sock, parent, wake_in, record, cgroup, number=number, handed_on=handed_on)
+    keeper = Keeper(
+        sock,
+        parent,
+        wake_in,
+        record,
+        cgroup,
+        number=number,
+        handed_on=handed_on,
+        last_look=last_look,
+    )
     try:
         keeper.loop()
     except BaseException:
@@ -413,6 +429,8 @@ def run(
         from stopbath.lifecycle._account import abandoned, write_report
 
         write_report(report, abandoned(record.run_id, keeper.history))
+    if last_look is not None:
+        last_look.note(record)
     if cgroup.remove():
         # Here: the keeper of a library has no use for it before its end.
         from stopbath.lifecycle._sweep import remove_recorded

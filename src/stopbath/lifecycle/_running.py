@@ -50,7 +50,8 @@ class Running:
 
             self._tee = Tee()
             self._tee.on_blocked = self._await_reader
-        self._finder = Finder(record, self._not_of_the_tree, all_of_it=job["remove_inferred"])
+        before, all_of_it = job["before"], job["remove_inferred"]
+        self._finder = Finder(record, before, self._not_of_the_tree, all_of_it=all_of_it)
         self._watch = None
         if job["watch"]:
             from stopbath.lifecycle._watch import Watch, Watched
@@ -67,6 +68,7 @@ class Running:
             capture=self._tee,
             new_session=not job["tty"],
             linger_s=job["linger_s"],
+            asked=job["asked"],
             started=self._started,
             stopped=self._stopped,
         )

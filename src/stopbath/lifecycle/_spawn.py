@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from stopbath.lifecycle._channel import Channel, Frame
 from stopbath.lifecycle._errors import Exit, KeeperDied, ProtocolError
 from stopbath.lifecycle._process import ProcessRef, dup_high, kill_child, own_start, reap
-from stopbath.lifecycle._sweep import sweep_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -239,6 +238,8 @@ class KeeperClient:
         """End what an own keeper, killed, can no longer end; safe from any thread, and twice."""
         with self._ending:
             if self.record is not None:
+                from stopbath.lifecycle._sweep import sweep_own  # `run` has no use for it
+
                 sweep_own(self.record)
 
     def abandon(self) -> None:
