@@ -238,10 +238,10 @@ def wrappers() -> Iterator[Row]:
         folder = Path(name)
         plain, ours, *_ = _wrappers(folder)
         alone, with_us = _overheads(plain, folder), _overheads(ours, folder)
-        kinds = ("until the command runs", "until all has ended", "CPU time of all")
+        kinds = ("to the command", "to the end of all", "CPU time")
         for i, (what, goal) in enumerate(zip(kinds, ("< 80", "", ""), strict=True)):
             own = statistics.median(it[i] for it in alone)
-            yield row(f"run: {what}, above its own", [it[i] - own for it in with_us], "ms", goal)
+            yield row(f"run: {what}, beyond its own", [it[i] - own for it in with_us], "ms", goal)
         yield row("run: Pss of guardian and keeper", [_memory_mb(ours, folder)], "MB", "< 15")
 
 
