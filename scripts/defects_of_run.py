@@ -109,7 +109,7 @@ MUTANTS_OF_RUN = (
             # And what comes to the keeper, which is nearer.
             one(
                 "_strays.py",
-                "                self._lay_to_rest(pid, stat.name)",
+                "                self._lay_to_rest(pid, stat)",
                 "                continue",
             ),
         ),

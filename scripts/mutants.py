@@ -87,7 +87,7 @@ MUTANTS: tuple[Mutant, ...] = (
             # And the second line of defence: what is dead and nobody's is reaped in passing.
             one(
                 "_strays.py",
-                "                self._lay_to_rest(pid, stat.name)",
+                "                self._lay_to_rest(pid, stat)",
                 "                continue",
             ),
         ),
@@ -139,6 +139,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "the parent-death signal not armed",
         (f"{_FIRST}::test_a_worker_in_c_dies_with_program_and_keeper",),
         (one("_child.py", "libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL", "libc.prctl(3, 0"),),
+    ),
+    Mutant(
+        "the keeper's end not watched where no signal tells it",
+        (f"{_P}/test_parent_death.py::test_a_keeper_that_is_killed",),
+        (one("_parent_death.py", "    for fd in fds:", "    for fd in fds[:1]:"),),
     ),
     Mutant(
         "no subreaper",

@@ -33,6 +33,18 @@ def obedient(ctx: WorkerContext) -> None:
     ctx.wait_stop()
 
 
+def has_a_group(ctx: WorkerContext) -> None:
+    """Be a program with a group of its own, whose processes are told with `ready`."""
+    from stopbath.lifecycle import WorkerGroup, WorkerSpec
+
+    with WorkerGroup("inner", [WorkerSpec("misbehaving:obedient")]) as group:
+        supervisor = group._supervisor
+        assert supervisor is not None
+        assert supervisor.keeper.ref is not None
+        ctx.ready({"pids": [supervisor.keeper.ref.pid, *(it.pid for it in group.workers)]})
+        ctx.wait_stop()
+
+
 def heard(ctx: WorkerContext) -> None:
     """Write every stage of a stop, as a letter, to the descriptor `heard`; end at the last."""
 

@@ -434,3 +434,86 @@ def test_a_start_without_descriptors_gives_back_those_it_took(program: Run) -> N
     assert {line.split()[2] for line in lines} == {"0"}
     assert lines[0].split()[1] == "OSError"
     assert lines[-1].split()[1] == "ready"
+
+
+@pytest.mark.parametrize("end", ["stop", "worker", "program"])
+def test_a_group_in_a_worker_of_a_group(program: Run, end: str) -> None:
+    """It has a keeper of its own; whoever of the outer ones is killed takes all of it along."""
+    host = program(
+        """
+        group = WorkerGroup("outer", [WorkerSpec("misbehaving:has_a_group")])
+        group.start()
+        group.wait_ready(Deadline.after(20))
+        tell(group.workers[0].pid, *group.workers[0].info["pids"])
+        sys.stdin.readline()
+        tell(group.shutdown(Deadline.after(5)).workers[0].outcome)
+        """
+    )
+    assert host.stdout is not None
+    pids = [int(word) for word in host.stdout.readline().split()]
+    assert len(pids) == 3
+    assert all(map(alive, pids))
+    if end == "stop":
+        assert host.communicate("\n")[0] == "drained\n"
+    elif end == "worker":
+        os.kill(pids[0], signal.SIGKILL)
+    else:
+        host.kill()
+        host.wait()
+    wait_until(lambda: not any(map(alive, pids)), Deadline.after(2), f"{pids} ended")
+
+
+NOTEBOOK = """
+import ast, asyncio
+CELLS = [
+    'before = [signal.getsignal(n) for n in signal.valid_signals()]',
+    'group = WorkerGroup("g", [WorkerSpec("misbehaving:deaf")], escalation=Escalation(60, 60, 1))',
+    'group.start()',
+    'group.wait_ready(Deadline.after(20))',
+    'tell(threading.current_thread() is threading.main_thread(), group.state.value)',
+    'tell("stopping"), group.shutdown()',
+    'tell(group.report.workers[0].outcome, group.state.value)',
+    'other = WorkerGroup("o", [WorkerSpec("misbehaving:obedient")])',
+    'await asyncio.to_thread(other.start)',
+    'await asyncio.to_thread(other.wait_ready, Deadline.after(20))',
+    'tell((await asyncio.to_thread(other.shutdown)).clean)',
+    'tell([signal.getsignal(n) for n in signal.valid_signals()] == before)',
+]
+async def kernel():
+    for cell in CELLS:
+        code = compile(cell, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        try:
+            done = eval(code, globals())
+            if done is not None:
+                await done
+        except KeyboardInterrupt:
+            tell("interrupted")
+asyncio.new_event_loop().run_until_complete(kernel())
+"""
+
+
+def test_in_a_notebook(program: Run) -> None:
+    """Cells run on the main thread inside a running loop, and are interrupted by SIGINT."""
+    host = program(NOTEBOOK)
+    assert host.stdout is not None
+    assert host.stdout.readline() == "True ready\n"
+    assert host.stdout.readline() == "stopping\n"
+    host.send_signal(signal.SIGINT)
+    assert host.communicate()[0] == "interrupted\nkilled stopped\nTrue\nTrue\n"
+
+
+def test_a_function_that_no_other_process_finds_is_refused(program: Run) -> None:
+    """One line at the place of the mistake, in place of a worker's traceback."""
+    host = program(
+        """
+        def work(ctx): pass
+        try:
+            WorkerSpec(work)
+        except ValueError as error:
+            tell(error)
+        """
+    )
+    assert host.communicate()[0] == (
+        "work is defined in an interactive session, where no other process finds it: "
+        "put it into a module\n"
+    )

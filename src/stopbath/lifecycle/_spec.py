@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, get_args
 
 from stopbath.lifecycle._parent_death import PARENT_DEATH, ParentDeath
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._member import Member
 
 __all__ = ["WorkerSpec"]
+
+
+def _main_can_be_found() -> bool:
+    """Whether `__main__` is a file or a module, not a prompt, a notebook or `python -c`."""
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is not None or main.__spec__ is not None
 
 
 class WorkerSpec:
@@ -69,6 +76,12 @@ class WorkerSpec:
                 raise ValueError(f"a target is 'module:function' or a function, not {target!r}")
         elif not callable(target):
             raise TypeError(f"a target is 'module:function' or a function, not {target!r}")
+        elif getattr(target, "__module__", "") == "__main__" and not _main_can_be_found():
+            name = getattr(target, "__qualname__", repr(target))
+            raise ValueError(
+                f"{name} is defined in an interactive session, where no other process finds it: "
+                "put it into a module"
+            )
         if parent_death not in get_args(ParentDeath):
             raise ValueError(f"parent_death is 'kernel' or 'socket', not {parent_death!r}")
         self.target = target
