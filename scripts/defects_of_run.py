@@ -179,6 +179,17 @@ MUTANTS_OF_RUN = (
         ),
     ),
     Mutant(
+        "one that may not be signalled ends the keeper",
+        (f"{_WATCH}::test_what_is_another_users_is_named_and_stops_nothing_else",),
+        (
+            one(
+                "_process.py",
+                "            return self.send(number)\n        except PermissionError:",
+                "            return self.send(number)\n        except ArithmeticError:",
+            ),
+        ),
+    ),
+    Mutant(
         "--linger is ignored",
         (f"{_WATCH}::test_linger_lets_a_program_daemonise_on_purpose",),
         (one("_core.py", "self._linger_s = member.linger_s\n", "self._linger_s = 0.0\n"),),

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from observing import alive, wait_until
 from stopbath.lifecycle import Deadline
+from stopbath.lifecycle._containment import own_cgroup
 from wrapped import Holdings, Wrapped, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -79,6 +80,40 @@ def test_what_the_command_leaves_is_ended_and_named(
     assert run.ended() == 3
     assert outcome in {it["outcome"] for it in run.report["strays"]}
     assert "stray" in run.errors
+
+
+@pytest.mark.skipif(not ROOT, reason="has a user who may not signal another")
+@pytest.mark.parametrize("cgroup", ["a cgroup", ""])
+def test_what_is_another_users_is_named_and_stops_nothing_else(
+    wrap: Callable[..., Wrapped], cgroup: str
+) -> None:
+    """As after sudo: a cgroup ends it all the same; without one it stays, and the run says so."""
+    blind = () if cgroup else (
+        "unshare", "-m", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup; exec "$@"', "sh",
+    )  # fmt: skip
+    powerless = ("setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill")
+    code = "setsid setpriv --reuid 65534 --clear-groups sleep 3 & setsid sleep 60 & "
+    code += "echo up $!; read x"
+    run = wrap("sh", "-c", code, options=("--terminate", "0.3", "--kill", "0.3"),
+               before=(*blind, *powerless), stdin=subprocess.PIPE)  # fmt: skip
+    run.says("up")
+    wait_until(lambda: _anothers(run), Deadline.after(5), "one is another user's")
+    assert run.process.stdin is not None
+    run.process.stdin.close()
+    own = own_cgroup()
+    gone = bool(cgroup) and own is not None and os.access(own, os.W_OK)
+    assert run.ended() == (1 if gone else 125)
+    assert not alive(int(run.out.read_text().split()[1]))  # our own was ended
+    survivors = run.report["survivors"]
+    if gone:
+        assert survivors == []
+    else:
+        assert [it["name"] for it in survivors] == ["sleep 3"]
+        assert "sleep 3 of user 65534: not ours to signal" in run.errors
+
+
+def _anothers(run: Wrapped) -> bool:
+    return any(Path(f"/proc/{pid}").stat().st_uid == 65534 for pid in Holdings.of(run).pids)
 
 
 def test_linger_lets_a_program_daemonise_on_purpose(

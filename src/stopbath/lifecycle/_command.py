@@ -107,7 +107,7 @@ class Command(Member):
             self._keeper.signal_tree(number)
         except KeeperDied:  # by its pidfd at least; the guardian adopts the rest, and ends it
             if self.ref is not None:
-                self.ref.send(number)
+                self.ref.try_send(number)
         return None
 
     def crashed(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from stopbath.lifecycle._report import Survivor
 
 __all__ = ["survivor_of"]
@@ -18,6 +20,9 @@ def survivor_of(pid: int, name: str, last_step: str) -> Survivor:
         line.split(":\t", 1) for line in evidence.pop("status").splitlines() if ":\t" in line
     )
     evidence |= {key: status[key].strip() for key in ("VmRSS", "Threads") if key in status}
+    uid = (status.get("Uid", "").split() or [str(os.geteuid())])[0]
+    if uid != str(os.geteuid()):
+        evidence["why"] = f"of user {uid}: not ours to signal"
     state = status.get("State", "unknown").strip()
     return Survivor(pid, name, state, evidence["wchan"], last_step, evidence)
 

@@ -219,7 +219,7 @@ class Guardian:
                     continue
                 if not ref.dead() and pid not in self._foreign:
                     self._foreign_strays.append({"pid": pid, "argv": "", "outcome": "killed"})
-                ref.send(signal.SIGKILL)
+                ref.try_send(signal.SIGKILL)
                 if ref.dead(wait_s=by.left_s()) and pid in self._foreign:
                     self._foreign[pid]["exit"] = dict((peek_exit(ref) or Exit())._asdict())
                 reap(ref)

@@ -176,7 +176,7 @@ class Keeper:
         elif frame["op"] == "signal":
             for child in self._children.values():
                 if child.client is client and child.id == frame["id"]:
-                    send = signal_group_of if frame["group"] else ProcessRef.send
+                    send = signal_group_of if frame["group"] else ProcessRef.try_send
                     send(child.ref, int(frame["signal"]))
 
     def _dismiss(self, client: _Client) -> None:
@@ -192,7 +192,7 @@ class Keeper:
             self._last_look.look()
         for child in self._children.values():
             if child.client is client or client.root:
-                child.ref.send(signal.SIGKILL)
+                child.ref.try_send(signal.SIGKILL)
         if client.root:
             self._signal_tree(signal.SIGKILL)
             for other in list(self._clients.values()):
@@ -340,8 +340,8 @@ class Keeper:
         # Below no child there is nobody; to look through the whole of /proc takes 10 ms and more.
         for ref in descendants(os.getpid()) if children() else ():
             if ref.pid not in self._strays:
-                ref.send(number)
-                ref.send(signal.SIGCONT)
+                ref.try_send(number)
+                ref.try_send(signal.SIGCONT)
             ref.close()
 
     @staticmethod

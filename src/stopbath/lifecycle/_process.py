@@ -162,6 +162,16 @@ class ProcessRef:
             return False
         return True
 
+    def try_send(self, number: int) -> bool:
+        """Send a signal where not being allowed to is an answer, too; False: it did not arrive.
+
+        A command may start what is another user's: by sudo, or by a setuid program.
+        """
+        try:
+            return self.send(number)
+        except PermissionError:
+            return False
+
     def dead(self, wait_s: float = 0.0) -> bool:
         """Say whether the process is dead (a zombie is), waiting at most `wait_s` for it."""
         poll = select.poll()

@@ -158,13 +158,17 @@ def render(report: dict[str, Any], width: int = 80) -> list[str]:
     rows += _listed(
         "survivor",
         report["survivors"],
-        lambda it: f"{it['name']} in state {it['state']} {it['wchan']}",
+        lambda it: f"{it['name']} {it['evidence'].get('why') or _where(it)}",
     )
     if any(device["left"] for device in report.get("devices", ())):
         from stopbath.lifecycle._ledger import render_devices
 
         rows += [f"  {line}" for line in render_devices(report["devices"])]
     return lines + [row if len(row) <= width else row[: width - 1] + "…" for row in rows]
+
+
+def _where(survivor: dict[str, Any]) -> str:
+    return f"in state {survivor['state']} {survivor['wchan']}"
 
 
 def _listed(kind: str, items: Iterable[dict[str, Any]], say: Callable[[Any], str]) -> list[str]:

@@ -30,8 +30,8 @@ class _Stray:
 
     def send(self, number: int) -> None:
         """Signal it, stopped or not."""
-        self.ref.send(number)
-        self.ref.send(signal.SIGCONT)
+        self.ref.try_send(number)
+        self.ref.try_send(signal.SIGCONT)
         self.sent = number
 
     @property
