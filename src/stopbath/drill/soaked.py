@@ -139,8 +139,7 @@ class _Cycle:
         if victim == "keeper":
             supervisor = self._group._supervisor  # noqa: SLF001  (a fault comes from outside)
             ref = None if supervisor is None else supervisor.keeper.ref
-            # A keeper that is stopped holds up no stop, but is waited for by the one after it.
-            if ref is not None and self.plan.number != signal.SIGSTOP:
+            if ref is not None:
                 ref.send(self.plan.number)
             return
         pid = self._group.workers[int(victim[1:])].pid
