@@ -76,6 +76,11 @@ MUTANTS_OF_RUN = (
         (one("_guardian.py", "        heard.remove(signal.SIGHUP)", "        pass"),),
     ),
     Mutant(
+        "Python's own LC_CTYPE reaches the command",
+        (f"{_SIGNALS}::test_the_environment_is_the_commands_own_but_for_the_marks",),
+        (one("_guardian.py", '        env.pop("LC_CTYPE", None)\n', "        pass\n"),),
+    ),
+    Mutant(
         "128+n is lost",
         (f"{_SIGNALS}::test_it_exits_as_a_shell_would",),
         (

@@ -59,7 +59,8 @@ def python(code: str, *args: str) -> tuple[str, ...]:
         (("sh", "-c", "kill -SEGV $$"), 128 + 11),
         (("/no/such/command",), 127),
         (("no-such-command-anywhere",), 127),
-        (("/etc/hostname",), 126),
+        (("/etc/passwd",), 126),
+        (("",), 127),
     ],
 )
 def test_it_exits_as_a_shell_would(
@@ -209,6 +210,8 @@ def test_broken_pipes_end_the_command_as_they_would_alone() -> None:
         run.stdout.read(10)
         run.stdout.close()
         assert run.wait(10) == 128 + signal.SIGPIPE
+        assert run.stderr is not None
+        assert run.stderr.read() == b""  # as silent as a shell
     ignored = []
     for before in ((), (STOPBATH, "run", "--")):
         argv = [*before, "grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
@@ -289,6 +292,45 @@ def test_whoever_reads_sees_the_end_when_the_command_closes_and_not_when_it_ends
     assert alive(run.guardian)
     run.send(signal.SIGTERM)
     assert run.ended() == 143
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_fault_of_the_command(closed: str, tmp_path: Path) -> None:
+    argv = ["bash", "-c", f'exec "$@" {closed}', "bash", STOPBATH, "run"]
+    report = tmp_path / "report.json"
+    done = subprocess.run([*argv, "--report", report, "--", "sh", "-c", "exit 6"], check=False)
+    assert done.returncode == 6
+    assert json.loads(report.read_text())["clean"]
+
+
+def test_the_environment_is_the_commands_own_but_for_the_marks() -> None:
+    """Python sets LC_CTYPE for itself where there is no locale."""
+    given = {"A": "b\udcff", "PATH": os.environ["PATH"]}
+    seen = []
+    for before in ((), (STOPBATH, "run", "--")):
+        argv = [*before, "cat", "/proc/self/environ"]
+        words = subprocess.run(argv, env=given, check=True, capture_output=True).stdout.split(b"\0")
+        seen.append({word for word in words if not word.startswith(b"STOPBATH_")})
+    assert seen[0] == seen[1]
+
+
+def test_a_directory_that_is_gone_is_said_in_one_line(tmp_path: Path) -> None:
+    where = tmp_path / "gone"
+    where.mkdir()
+    code = f'rmdir {where}; exec "$@"'
+    argv = ["sh", "-c", code, "sh", STOPBATH, "run", "--report", "r.json", "--", "true"]
+    done = subprocess.run(argv, cwd=where, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "the current directory is gone" in done.stderr
+
+
+def test_too_few_descriptors_are_said() -> None:
+    argv = ["sh", "-c", f"ulimit -n 11; exec {STOPBATH} run -- true"]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert done.returncode == 125
+    assert "Too many open files" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_other_descriptors_are_handed_on() -> None:

@@ -49,6 +49,7 @@ def become_guardian(job: dict[str, Any]) -> NoReturn:
     os.lseek(fd, 0, os.SEEK_SET)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (pathlib costs 5 ms)
     guardian = os.path.join(package, "lifecycle", "_guardian.py")  # noqa: PTH118
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed at the start
+            stream.flush()
     os.execv(sys.executable, [sys.executable, "-I", "-S", guardian, str(fd)])  # noqa: S606

@@ -145,6 +145,25 @@ def run(args: list[str]) -> None:
             "remove_inferred": asked["remove-inferred"],
             "isolate": asked["isolate"],
             "ledger": ledger_command(asked["ledger"]),
-            "report": asked["report"] and os.path.abspath(asked["report"]),  # noqa: PTH100
+            "report": asked["report"] and _absolute(asked["report"]),
+            "coerced": _coerced(),
         }
     )
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)  # noqa: PTH100
+    except FileNotFoundError:
+        raise UsageError("--report needs a whole path: the current directory is gone") from None
+
+
+def _coerced() -> bool:
+    """Whether Python has put LC_CTYPE into its own environment (PEP 538); no command's business."""
+    if not os.environ.get("LC_CTYPE", "").upper().startswith(("C.UTF", "UTF")):  # noqa: TID251  (not ours to be told by)
+        return False
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123  (what it was started with)
+            return b"\0LC_CTYPE=" not in b"\0" + file.read()
+    except OSError:
+        return False

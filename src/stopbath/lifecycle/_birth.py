@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -27,6 +28,8 @@ def spawn_process(
     owns both. `OSError` when it cannot be started.
     """
     targets = [int(target) for target in frame["fds"]]
+    if not frame["argv"][0]:  # no program has that name; posix_spawn takes it for a mistake
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     argv = [*map(str, frame["argv"]), *([str(os.getpid())] if frame["worker"] else [])]
     pair: tuple[socket.socket, socket.socket] | None = None
     own: list[int] = []

@@ -115,5 +115,8 @@ class Command(Member):
         return False
 
     def fault_of(self, end: Exit) -> str | None:
-        """A command may end; only a signal nobody here sent it is worth a word."""
-        return f"was {end}" if end.signal else None
+        """A command may end; only a signal nobody here sent it is worth a word.
+
+        SIGPIPE is how a pipeline ends whose reader has had enough.
+        """
+        return f"was {end}" if end.signal not in {None, signal.SIGPIPE} else None

@@ -140,12 +140,18 @@ def main(argv: list[str]) -> None:
     cgroup = RunCgroup.create(record)
     if job["kind"] == "run":
         job["before"] = Before.now()
+        job["env"] = _environment(job)
     try:
         keeper = _fork_keeper(job, record, cgroup)
     except OSError as error:
         cgroup.remove()
         record.remove()
-        say(f"--isolate pid is not possible here: {error.strerror}; it needs CAP_SYS_ADMIN")
+        isolated = job.get("isolate") == "pid"
+        say(
+            f"--isolate pid is not possible here: {error.strerror}; it needs CAP_SYS_ADMIN"
+            if isolated
+            else f"cannot start: {error.strerror}"
+        )
         os._exit(125)
     # From here on beside the keeper, which makes itself ready.
     from stopbath.lifecycle._spawn import KeeperClient
@@ -161,6 +167,14 @@ def main(argv: list[str]) -> None:
     os._exit(guardian.run())
 
 
+def _environment(job: dict[str, Any]) -> dict[str, str]:
+    """Give the command's environment: what we were started with, and nothing of Python's own."""
+    env = dict(os.environ)  # noqa: TID251  (passed on, not read)
+    if job["coerced"]:
+        env.pop("LC_CTYPE", None)
+    return env
+
+
 def _ask_early(job: dict[str, Any], client: KeeperClient) -> None:
     """Have the command started before we can look after it: the keeper can, and holds its end."""
     job["asked"] = 0
@@ -170,7 +184,7 @@ def _ask_early(job: dict[str, Any], client: KeeperClient) -> None:
         job["asked"] = client.spawn(
             job["worker"],
             job["argv"],
-            dict(os.environ),  # noqa: TID251  (passed on, not read)
+            job["env"],
             {},
             worker=False,
             ignore=job["ignored"],

@@ -63,7 +63,7 @@ class Running:
         self.command = Command(
             job["argv"],
             job["worker"],
-            env=dict(os.environ),  # noqa: TID251  (passed on, not read)
+            env=job["env"],
             ignore=job["ignored"],
             capture=self._tee,
             new_session=not job["tty"],
