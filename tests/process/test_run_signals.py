@@ -305,7 +305,8 @@ def test_closed_streams_are_no_fault_of_the_command(closed: str, tmp_path: Path)
 
 def test_the_environment_is_the_commands_own_but_for_the_marks() -> None:
     """Python sets LC_CTYPE for itself where there is no locale."""
-    given = {"A": "b\udcff", "PATH": os.environ["PATH"]}
+    given = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    given["A"] = "b\udcff"
     seen = []
     for before in ((), (STOPBATH, "run", "--")):
         argv = [*before, "cat", "/proc/self/environ"]
