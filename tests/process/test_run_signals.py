@@ -44,6 +44,13 @@ def wrap(nothing_left: None, tmp_path: Path) -> Iterator[Callable[..., Wrapped]]
     yield from wrapping(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test's dead run left is swept, and said, by others than these."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def python(code: str, *args: str) -> tuple[str, ...]:
     return (sys.executable, "-u", "-c", textwrap.dedent(code), *args)
 
