@@ -17,6 +17,7 @@ import pytest
 
 from observing import wait_until
 from stopbath.lifecycle import Deadline
+from stopbath.lifecycle._ledger import _Look
 from wrapped import Wrapped, wrapping
 
 if TYPE_CHECKING:
@@ -211,6 +212,21 @@ def test_a_further_signal_ends_the_wait(card: Card) -> None:
     assert run.ended() == 143
     assert time.monotonic() - began < 1
     assert "further signal" in run.report["devices_absent"]
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ('echo a warning >&2; echo \'{"absent": "x"}\'; echo another >&2', "x"),
+        ("echo Traceback; echo OSError: no >&2", "OSError: no"),
+        ("exit 1", "the look at the devices gave no answer"),
+    ],
+)
+def test_whatever_a_look_says_beside_its_answer(code: str, answer: str) -> None:
+    look = _Look(["/bin/sh", "-c", code], {})
+    wait_until(look.read, Deadline.after(5), "it has said all")
+    assert look.answer() == {"absent": answer}
+    look.end()
 
 
 def test_a_driver_that_is_not_there_is_said_and_no_error(card: Card) -> None:

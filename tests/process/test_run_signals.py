@@ -301,6 +301,16 @@ def test_whoever_reads_sees_the_end_when_the_command_closes_and_not_when_it_ends
     assert run.ended() == 143
 
 
+@pytest.mark.parametrize("by", ["path", "name"])
+def test_a_script_without_an_interpreter_is_the_shells(tmp_path: Path, by: str) -> None:
+    script = tmp_path / "a-script"
+    script.write_text("exit $1\n")
+    script.chmod(0o700)
+    argv = [STOPBATH, "run", "--", script if by == "path" else script.name, "6"]
+    env = {**os.environ, "PATH": f"{os.environ['PATH']}:{tmp_path}"}
+    assert subprocess.run(argv, env=env, check=False).returncode == 6
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault_of_the_command(closed: str, tmp_path: Path) -> None:
     argv = ["bash", "-c", f'exec "$@" {closed}', "bash", STOPBATH, "run"]

@@ -34,7 +34,7 @@ def main() -> None:
         answer = _answer(asked)
     except LedgerAbsent as error:
         answer = {"absent": str(error)}
-    sys.stdout.write(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer) + "\n")
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:

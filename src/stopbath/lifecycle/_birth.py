@@ -12,6 +12,7 @@ from stopbath.lifecycle._process import ProcessRef, dup_high
 TYPE_CHECKING = False  # as `typing` has it, which this process does without
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from stopbath.lifecycle._channel import Frame
     from stopbath.lifecycle._containment import Leaf, RunCgroup
@@ -47,8 +48,7 @@ def spawn_process(
         if frame["worker"]:
             actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
         with cgroup.born_in(None if frame["worker"] else leaf):
-            pid = os.posix_spawnp(
-                argv[0],
+            pid = _exec(
                 argv,
                 env,
                 file_actions=actions,
@@ -67,6 +67,19 @@ def spawn_process(
             os.close(fd)
         if pair is not None:
             pair[1].close()
+
+
+def _exec(argv: list[str], env: Mapping[str, str], **how: Any) -> int:
+    """Start a program as execvp(3) would: a script that names no interpreter is the shell's."""
+    try:
+        return os.posix_spawnp(argv[0], argv, env, **how)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+    folders = [""] if "/" in argv[0] else os.get_exec_path(env)
+    paths = (os.path.join(folder, argv[0]) for folder in folders)
+    script = next((path for path in paths if os.access(path, os.X_OK)), argv[0])
+    return os.posix_spawn("/bin/sh", ["/bin/sh", script, *argv[1:]], env, **how)
 
 
 def _resettable(ignored: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ start of what is run, and everything is bounded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -72,13 +73,17 @@ class _Look:
         return True
 
     def answer(self) -> dict[str, Any]:
-        """Give its answer; what is none, a traceback as a rule, is said by its last line."""
-        try:
-            found: dict[str, Any] = json.loads(self.said)
-        except ValueError:
-            words = self.said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return {"absent": words or "the look at the devices gave no answer"}
-        return found
+        """Give its answer, the last line that is one: a driver's module may warn of something.
+
+        Where there is none, its last words, of a traceback as a rule, say why.
+        """
+        lines = self.said.decode("utf-8", "replace").splitlines()
+        for line in reversed(lines):
+            if line.startswith("{"):
+                with contextlib.suppress(ValueError):
+                    found: dict[str, Any] = json.loads(line)
+                    return found
+        return {"absent": lines[-1] if lines else "the look at the devices gave no answer"}
 
     def end(self) -> None:
         """End it: it has answered, or is too late."""
