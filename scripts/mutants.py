@@ -27,6 +27,7 @@ from stopbath.lifecycle._process import become_subreaper, children, reap_pid
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = 2
 LONGEST_S = 120.0  # a test that hangs has noticed too
+CLEAN_S = 600.0  # for all of their tests, without a mutant
 HANG_S = 25.0  # for one test
 
 
@@ -303,7 +304,9 @@ class Outcome(NamedTuple):
     by: str
 
 
-def _pytest(source: Path, tests: tuple[str, ...], log: Path) -> subprocess.CompletedProcess[str]:
+def _pytest(
+    source: Path, tests: tuple[str, ...], log: Path, within_s: float = LONGEST_S
+) -> subprocess.CompletedProcess[str]:
     runtime = log.with_suffix(".runtime")
     runtime.mkdir(mode=0o700)
     return subprocess.run(
@@ -317,7 +320,7 @@ def _pytest(source: Path, tests: tuple[str, ...], log: Path) -> subprocess.Compl
         env={**os.environ, "PYTHONPATH": str(source), "XDG_RUNTIME_DIR": str(runtime)},
         capture_output=True,
         text=True,
-        timeout=LONGEST_S,
+        timeout=within_s,
         check=False,
     )
 
@@ -384,7 +387,8 @@ def _check_clean(home: Path) -> str:
     said = ""
     for _ in range(2):  # a bound may be missed once on a busy machine
         try:
-            done = _pytest(ROOT / "src", tests, Path(tempfile.mkdtemp(dir=home)) / "log")
+            log = Path(tempfile.mkdtemp(dir=home)) / "log"
+            done = _pytest(ROOT / "src", tests, log, CLEAN_S)
         except subprocess.TimeoutExpired:
             return "its tests came to no end"
         if done.returncode == 0:
