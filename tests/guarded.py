@@ -90,6 +90,7 @@ def guard(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         report: Path | None = None,
         wrapper: tuple[str, ...] = (),
         parent_death: str = "kernel",
+        ledger: tuple[str, ...] = (),
     ) -> Run:
         fields = {"parent_death": parent_death}
         serves = [2, f"misbehaving:{ranks}", graces, fields]
@@ -104,6 +105,7 @@ def guard(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             "graces_s": outer,
             "report": str(report or tmp_path / "report.json"),
             "parent_death": parent_death,
+            "ledger": ledger,
         }
         fd = os.memfd_create("job", 0)
         os.write(fd, json.dumps(job).encode())

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,34 @@ def test_ranks_that_ignore_everything_are_killed_within_the_servers_graces(
     assert run.ended() == 0
     assert run.outcomes()["rank0"] == "terminated"
     assert {stray["pid"] for stray in run.report["strays"]} >= set(run.strays)
+
+
+# Answers the look at the start with a holder, and the one at the end with what is left.
+_DRIVER = """
+import json, sys
+asked = json.load(sys.stdin)
+device = {"number": 0, "uuid": "u", "total_bytes": 24 << 30, "waited_s": 2.0}
+left = {"pid": min(asked.get("ours", [0])), "used_bytes": 4 << 30, "why": "dead", "proved": True}
+holder = {"device": 0, "pid": 7, "used_bytes": 20 << 30, "command": "other"}
+answer = {"devices": [device], "foreign": [holder]}
+if "before" in asked:
+    assert asked["before"] == answer
+    answer = {"devices": [device | {"left": [left]}]}
+print(json.dumps(answer))
+"""
+
+
+def test_who_holds_device_memory_before_and_after_is_named(guard: Callable[..., Run]) -> None:
+    """The end of the server is its own: memory that is left is no process that is."""
+    run = guard(ledger=(sys.executable, "-c", _DRIVER))
+    if not any("holds 20.0 GiB" in line for line in run.said):
+        run.hear("stopbath: device 0: pid 7 (other) holds 20.0 GiB of 24.0 GiB")
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 0
+    pid = min(run.pids[who] for who in ("server", "rank0", "rank1"))
+    assert f"stopbath:   device 0: 4.0 GiB not given back in 2.0 s: pid {pid}, dead" in run.said
+    assert not run.report["clean"]
+    assert run.report["devices"][0]["left"][0]["pid"] == pid
 
 
 def test_sighup_that_was_ignored_at_the_start_stays_ignored(guard: Callable[..., Run]) -> None:
