@@ -42,7 +42,7 @@ soak: $(READY) ## 2,000 random starts, faults and stops (12 minutes on two cores
 starts: $(READY) ## 300 starts, each hit at a random instant (5 minutes on two cores; ARGS='--seed 7')
 	$(BIN)/python -m stopbath.drill.starts --runs 300 $(ARGS)
 
-mutants: $(READY) ## classic defects, one by one in a copy: the tests must notice (ARGS='linger')
+mutants: $(READY) ## classic defects, one by one in a copy: the tests must notice (6 minutes; ARGS='linger')
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
 format: $(READY) ## let ruff lay the code out
