@@ -64,13 +64,13 @@ def test_ranks_that_ignore_everything_are_killed_within_the_servers_graces(
 _DRIVER = """
 import json, sys
 asked = json.load(sys.stdin)
-device = {"number": 0, "uuid": "u", "total_bytes": 24 << 30, "waited_s": 2.0}
+device = {"number": 0, "uuid": "u", "total_bytes": 24 << 30, "visible": True}
 left = {"pid": min(asked.get("ours", [0])), "used_bytes": 4 << 30, "why": "dead", "proved": True}
 holder = {"device": 0, "pid": 7, "used_bytes": 20 << 30, "command": "other"}
 answer = {"devices": [device], "foreign": [holder]}
 if "before" in asked:
     assert asked["before"] == answer
-    answer = {"devices": [device | {"left": [left]}]}
+    answer = {"devices": [device | {"left": [left], "waited_s": 2.0}]}
 print(json.dumps(answer))
 """
 

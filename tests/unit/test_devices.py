@@ -6,6 +6,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from stopbath.devices import Claim, holders, wait_released
 from stopbath.devices.account import look_before, settle
 from stopbath.devices.fake import FakeLedger
@@ -84,6 +86,17 @@ def test_a_dead_helper_that_nobody_knew_of_is_told_from_a_living_stranger() -> N
     ledger.hold(501, _GIB)
     (left,) = _settled(ledger, before)
     assert (left["pid"], left["used_bytes"], left["proved"]) == (501, _GIB, True)
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(None, [0, 1]), ("1", [1]), ("FAKE-0", [0]), ("FAKE", [0, 1]), ("", []), ("0, 1", [0, 1])],
+)
+def test_a_device_that_the_run_does_not_see_is_in_nobodys_way(
+    visible: str | None, seen: list[int]
+) -> None:
+    found = look_before(FakeLedger(devices=2), set(), str, visible)["devices"]
+    assert [it["number"] for it in found if it["visible"]] == seen
 
 
 def test_where_not_every_process_can_be_seen_nothing_is_proved_but_of_ones_own() -> None:

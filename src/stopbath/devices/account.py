@@ -25,22 +25,38 @@ _LOOK_EVERY_S = 0.01  # the driver tells of nothing by itself; the wait is bound
 _SLACK_BYTES = 64 << 20  # a driver's own books, and what strangers take and give meanwhile
 
 
-def look_before(ledger: Ledger, ours: Collection[int], title: Title) -> dict[str, Any]:
+def look_before(
+    ledger: Ledger, ours: Collection[int], title: Title, visible: str | None = None
+) -> dict[str, Any]:
     """Give what the devices hold at the start of a run, as JSON-able data.
 
     `ours` are the processes of the run's own tree: it may have begun to use a device already.
+    `visible` is CUDA_VISIBLE_DEVICES: on other devices nobody is in the run's way.
     """
     claims = ledger.claims()
     mine = [claim for claim in claims if claim.pid in ours]
     return {
         "driver": ledger.driver,
-        "devices": [_without(device, mine) for device in ledger.devices()],
+        "devices": [
+            _without(device, mine) | {"visible": _is_visible(device, visible)}
+            for device in ledger.devices()
+        ],
         "foreign": [
             claim._asdict() | {"command": title(claim.pid)}
             for claim in claims
             if claim.pid not in ours
         ],
     }
+
+
+def _is_visible(device: Device, visible: str | None) -> bool:
+    """Whether a device is one of those; by number, or by its UUID or how that begins."""
+    if visible is None:
+        return True
+    words = [word.strip() for word in visible.split(",")]
+    return any(
+        word and (word == str(device.number) or device.uuid.startswith(word)) for word in words
+    )
 
 
 def _without(device: Device, mine: Sequence[Claim]) -> dict[str, Any]:

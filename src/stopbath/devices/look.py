@@ -41,11 +41,13 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     ledger = open_ledger()
     try:
         if "before" not in asked:
-            return look_before(ledger, {asked["guardian"], *tree_of(asked["guardian"])}, _title)
+            ours = {asked["guardian"], *tree_of(asked["guardian"])}
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251  (the command's own)
+            return look_before(ledger, ours, _title, visible)
         all_seen = os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE  # noqa: PTH115
         by = Deadline.after(asked["within_s"])
-        ours = set(asked["ours"])
-        return {"devices": settle(ledger, asked["before"], ours, _title, by, all_seen=all_seen)}
+        dead = set(asked["ours"])
+        return {"devices": settle(ledger, asked["before"], dead, _title, by, all_seen=all_seen)}
     finally:
         ledger.close()
 

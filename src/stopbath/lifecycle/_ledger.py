@@ -126,11 +126,13 @@ class DeviceLedger:
 
     def _in_the_way(self) -> list[str]:
         """Name who holds memory before we do: what is run may find none left."""
-        sizes = {it["number"]: it["total_bytes"] for it in self._before.get("devices", ())}
+        devices = self._before.get("devices", ())
+        sizes = {it["number"]: it["total_bytes"] for it in devices if it["visible"]}
         lines = [
             f"device {it['device']}: pid {it['pid']} ({it['command'] or 'not to be seen here'}) "
-            f"holds {_size(it['used_bytes'])} of {_size(sizes.get(it['device']))}"
+            f"holds {_size(it['used_bytes'])} of {_size(sizes[it['device']])}"
             for it in self._before.get("foreign", ())
+            if it["device"] in sizes
         ]
         if len(lines) > _MOST_NAMED:
             lines[_MOST_NAMED:] = [f"… and {len(lines) - _MOST_NAMED} more hold device memory"]
