@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import stopbath
 from observing import alive, state_of, wait_until
 from stopbath.lifecycle import Deadline
 from wrapped import STOPBATH, Holdings, Wrapped, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -330,6 +331,23 @@ def test_the_environment_is_the_commands_own_but_for_the_marks() -> None:
         words = subprocess.run(argv, env=given, check=True, capture_output=True).stdout.split(b"\0")
         seen.append({word for word in words if not word.startswith(b"STOPBATH_")})
     assert seen[0] == seen[1]
+
+
+def test_what_lies_beside_the_package_hides_no_standard_module(tmp_path: Path) -> None:
+    """Backports in site-packages have such names; there they come last, and here too."""
+    (tmp_path / "stopbath").symlink_to(Path(stopbath.__file__).parent)
+    for name in ("enum", "typing", "json", "socket", "selectors", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(99)")
+    code = f"""
+        import sys
+        from stopbath.cli import launch
+        launch.__file__ = {str(tmp_path / "stopbath/cli/launch.py")!r}
+        sys.argv[1:] = ["run", "--", "sh", "-c", "exit 6"]
+        from stopbath.cli import main
+        main()
+    """
+    done = subprocess.run(python(code), check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (6, "")
 
 
 def test_a_directory_that_is_gone_is_said_in_one_line(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     """Protect, shake hands, run the target, leave."""
     name, control, ends, kept, parent = argv
     _protect(int(parent), {int(word) for word in kept.split(",")}, by_kernel=ends == "kernel")
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from stopbath.lifecycle._handshake import run_target, shake_hands
 
     if ends != "kernel":

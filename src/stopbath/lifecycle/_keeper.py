@@ -19,7 +19,8 @@ import socket
 import sys
 
 if __name__ == "__main__":  # run by path, without site: let the package be found beside it
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    # Last: what lies beside it, a backport called `enum`, must not hide the standard library's.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from stopbath.lifecycle._birth import spawn_process
 from stopbath.lifecycle._channel import Channel, Frame
