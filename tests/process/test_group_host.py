@@ -79,9 +79,9 @@ def test_a_program_that_is_killed_leaves_nothing(program: Run, number: int) -> N
 def test_a_program_that_ends_without_a_stop_leaves_nothing(
     program: Run, ending: str, code: int
 ) -> None:
-    host = program(GROUP + ending)
+    host = program(f"{GROUP}sys.stdin.readline()\n{ending}")
     pids = started(host)
-    host.communicate()
+    host.communicate("\n")
     assert host.returncode == code
     gone(pids, 2)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from observing import FREEZER, frozen, state_of, wait_until
+from observing import FREEZER, alive, frozen, state_of, wait_until
 from stopbath.lifecycle import Deadline, Escalation, GroupState
 
 if TYPE_CHECKING:
@@ -74,3 +74,23 @@ def test_a_stray_that_nothing_tells_apart_may_be_anybodys(
             assert [it.pid for it in report.survivors] == [pid]
     wait_until(lambda: two.state is GroupState.STOPPED, Deadline.after(5))
     wait_until(lambda: one.state is GroupState.STOPPED, Deadline.after(5))
+
+
+def test_a_stray_that_outlives_its_keeper_holds_up_no_stop(
+    group_of: Callable[..., WorkerGroup],
+) -> None:
+    """Deadline + 100 ms, though nothing can end it; it got its SIGKILL, and goes once it can."""
+    group = group_of("leaves_strays", escalation=QUICK)
+    pid = group.workers[0].info["stray"]
+    assert group._supervisor is not None
+    keeper = group._supervisor.keeper.ref
+    assert keeper is not None
+    with frozen(pid):
+        keeper.send(signal.SIGKILL)
+        wait_until(lambda: group.state is GroupState.STOPPED, Deadline.after(5))
+        deadline = Deadline.after(0.2)
+        group.shutdown(deadline)
+        assert time.monotonic() - deadline.at_s < 0.1
+        assert alive(pid)
+    wait_until(lambda: not alive(pid), Deadline.after(5))
+    assert group_of("obedient").shutdown().clean  # its start removes the record

@@ -362,7 +362,7 @@ class GroupCore:
         )
         for member in self.members:
             self._stop.wait_longer(member.budget_s)
-            if again:
+            if again and member.status_due is None:  # not one that has ended, untold
                 member.sent = None
             if member.state is WorkerState.CREATED:
                 member.move(WorkerEvent.STOP)

@@ -138,8 +138,10 @@ def run_target(job: _Job) -> None:
     import threading
 
     ctx = job.ctx
-    # In C: also while a call holds the interpreter. Asked for by a SIGQUIT to the guardian.
-    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True, chain=False)
+    # In C: also while a call holds the interpreter. Asked for by a SIGQUIT to the guardian. Only
+    # the main thread's: frames of one that runs meanwhile are read while they change (SIGSEGV
+    # seen).
+    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=False, chain=False)
     threading.Thread(target=ctx.listen, name="stopbath-control", daemon=True).start()
     phase = "importing its target"
     try:

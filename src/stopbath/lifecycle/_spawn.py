@@ -228,19 +228,26 @@ class KeeperClient:
             gone = self.ref.dead(wait_s=_LEAVE_S if by is None else min(_LEAVE_S, by.left_s()))
             if gone:
                 reap(self.ref)
-                self.end_left()
+                self.end_left(by)
                 self.ref.close()
         if gone and self.record is not None:
             self.record.close()
         return gone
 
-    def end_left(self) -> None:
-        """End what an own keeper, killed, can no longer end; safe from any thread, and twice."""
-        with self._ending:
-            if self.record is not None:
-                from stopbath.lifecycle._sweep import sweep_own  # `run` has no use for it
+    def end_left(self, by: Deadline | None = None) -> None:
+        """End what an own keeper, killed, can no longer end; safe from any thread, and twice.
 
-                sweep_own(self.record)
+        What has not ended by then stays in the record, for the next start.
+        """
+        left_s = _END_LEFT_S if by is None else min(_END_LEFT_S, by.left_s())
+        if self.record is None or not self._ending.acquire(timeout=left_s):
+            return  # another thread is at it
+        try:
+            from stopbath.lifecycle._sweep import sweep_own  # `run` has no use for it
+
+            sweep_own(self.record, left_s)
+        finally:
+            self._ending.release()
 
     def abandon(self) -> None:
         """In a forked child: close the copies of what is the parent's."""
@@ -252,6 +259,7 @@ class KeeperClient:
 
 
 _LEAVE_S = 1.0  # for a keeper to end what is left
+_END_LEFT_S = 2.0  # for what a killed one could not
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
 
 

@@ -174,11 +174,11 @@ def remove_recorded(record: Record) -> None:
             claim.forget()
 
 
-def sweep_own(record: Record) -> None:
+def sweep_own(record: Record, kill_s: float) -> None:
     """End what an own keeper, killed, can no longer end; nothing to do when it left in order."""
     if record.present:
         with contextlib.suppress(Exception):  # the record stays, and the next start looks again
-            sweep(Claim.of(record), terminate_s=0.0, kill_s=_KILL_S)
+            sweep(Claim.of(record), terminate_s=0.0, kill_s=kill_s)
     record.close()
 
 
