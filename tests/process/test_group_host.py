@@ -472,6 +472,7 @@ CELLS = [
     'group.wait_ready(Deadline.after(20))',
     'tell(threading.current_thread() is threading.main_thread(), group.state.value)',
     'tell("stopping"), group.shutdown()',
+    'group.kill(), group.shutdown()',  # the interrupt may have come before the stop had begun
     'tell(group.report.workers[0].outcome, group.state.value)',
     'other = WorkerGroup("o", [WorkerSpec("misbehaving:obedient")])',
     'await asyncio.to_thread(other.start)',
