@@ -263,3 +263,20 @@ def test_a_handler_that_raises_something_else_does_not_lose_the_stop(
         signal.signal(signal.SIGUSR1, before)
         other.join()
     assert group.shutdown().workers[1].outcome == "killed"
+
+
+def test_a_keeper_that_was_stopped_during_the_start_goes_on_with_the_stop(
+    group_of: Callable[..., WorkerGroup],
+) -> None:
+    """Workers that were asked for and not born yet would be nobody's to end otherwise."""
+    first = group_of("obedient")  # its keeper serves the second group too
+    assert first._supervisor is not None
+    keeper = first._supervisor.keeper.ref
+    assert keeper is not None
+    keeper.send(signal.SIGSTOP)
+    wait_until(lambda: state_of(keeper.pid) == "T", Deadline.after(5))
+    group = group_of(*["obedient"] * 2, ready=False)
+    report = group.shutdown(Deadline.after(3))
+    assert group.state is GroupState.STOPPED
+    assert report.survivors == ()
+    assert first.shutdown().clean

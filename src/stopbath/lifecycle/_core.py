@@ -375,6 +375,8 @@ class GroupCore:
                 self.died(member, now)
 
     def _apply(self, action: Action, within_s: float, now: float) -> None:
+        if action > Action.DRAIN and self._sup is not None:
+            self._sup.keeper.go_on()  # without it nobody is born, reaped or told of
         for member in self.members:
             if member.reachable and member.status_due is None:  # not one that is dead, untold
                 try:

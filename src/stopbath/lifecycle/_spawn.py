@@ -213,6 +213,11 @@ class KeeperClient:
         """Read what the keeper has said; `channel.eof` tells when it is gone."""
         return [_event(frame, fds) for frame, fds in self.channel.receive()]
 
+    def go_on(self) -> None:
+        """Continue a keeper that somebody has stopped."""
+        if self.ref is not None and self.ref.fileno() >= 0:
+            self.ref.send(signal.SIGCONT)
+
     def close(self, by: Deadline | None = None) -> bool:
         """Leave the keeper, which then ends whatever of ours is alive and leaves too.
 
@@ -224,7 +229,7 @@ class KeeperClient:
         self.channel.close()
         gone = True
         if self.ref is not None and self.ref.fileno() >= 0:  # goes on after an interrupt
-            self.ref.send(signal.SIGCONT)  # one that is stopped does not hear us
+            self.go_on()  # one that is stopped does not hear us
             gone = self.ref.dead(wait_s=_LEAVE_S if by is None else min(_LEAVE_S, by.left_s()))
             if gone:
                 reap(self.ref)
