@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from observing import FREEZER, alive, frozen, state_of, wait_until
+from observing import FREEZER, alive, frozen, wait_until
 from stopbath.lifecycle import Deadline, Escalation, GroupState
 
 if TYPE_CHECKING:
@@ -50,30 +50,6 @@ def test_an_unkillable_stray_is_told_of_by_its_own_group_alone(
         assert {it["pid"] for it in report.strays} == {info["helper"], info["stray"]}
     wait_until(lambda: one.state is GroupState.STOPPED, Deadline.after(5))
     assert one.survivors == ()
-
-
-def test_a_stray_that_nothing_tells_apart_may_be_anybodys(
-    group_of: Callable[..., WorkerGroup],
-) -> None:
-    """Own session, empty environment, two deaths at once: both groups name it rather than none."""
-    one = group_of(("leaves_strays", {"kwargs": {"erased": True}}), escalation=QUICK)
-    two = group_of("obedient", escalation=QUICK)
-    pid = one.workers[0].info["stray"]
-    assert one._supervisor is not None
-    keeper = one._supervisor.keeper.ref
-    assert keeper is not None
-    with frozen(pid):
-        keeper.send(signal.SIGSTOP)
-        wait_until(lambda: state_of(keeper.pid) == "T", Deadline.after(5))
-        for group in (one, two):
-            os.kill(group.workers[0].pid or 0, signal.SIGKILL)
-            wait_until(lambda group=group: group.cause is not None, Deadline.after(5))
-        keeper.send(signal.SIGCONT)
-        for group in (one, two):
-            report = group.shutdown(Deadline.after(1))
-            assert [it.pid for it in report.survivors] == [pid]
-    wait_until(lambda: two.state is GroupState.STOPPED, Deadline.after(5))
-    wait_until(lambda: one.state is GroupState.STOPPED, Deadline.after(5))
 
 
 def test_a_stray_that_outlives_its_keeper_holds_up_no_stop(
