@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from stopbath.messages import ModelInfo
 from stopbath.pipelines.base import Cancelled, PeerLost
-from stopbath.worker import stacks
 from stopbath.worker.loop import CallWatch, RankLoop
 
 if TYPE_CHECKING:
@@ -156,7 +155,6 @@ def main(
         "meet": meet(rank),
         "hang_up": lambda _params, _watch: sock.shutdown(socket.SHUT_RDWR),
     }
-    stacks.on_signal()
     loop = RankLoop(sock, methods, first=rank == 0, step_budget_s=config["step_budget_s"])
     ctx.on_stop(lambda _notice: loop.stop())
     if config["model"] == "slow":

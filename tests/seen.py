@@ -1,10 +1,58 @@
-"""Pictures as a client sees them."""
+"""Requests for pictures, a replica that makes them, and pictures as a client sees them."""
 
 from __future__ import annotations
 
 import base64
 import io
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stopbath.lifecycle import Deadline
+from stopbath.messages import GenerationRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stopbath.executor.multiproc import MultiprocExecutor
+
+__all__ = ["Unwatched", "differ", "pictures_of", "up", "wanted"]
+
+
+def wanted(**more: Any) -> GenerationRequest:
+    """Give a small request, four steps with guidance unless told otherwise."""
+    plain: dict[str, Any] = {
+        "id": "r",
+        "prompt": "a red seven",
+        "width": 32,
+        "height": 32,
+        "seed": 7,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+    }
+    return GenerationRequest(**{**plain, **more})
+
+
+class Unwatched:
+    """Nobody waits for the call."""
+
+    call_id = 0
+    cancelled = False
+
+    def progress(self, step: int, steps: int) -> None:
+        """Hear nothing."""
+
+
+@contextmanager
+def up(
+    replica: MultiprocExecutor, start_s: float, stop_s: float = 60.0
+) -> Iterator[MultiprocExecutor]:
+    """Have a replica ready inside the block, and stopped after it."""
+    replica.start()
+    try:
+        replica.wait_ready(Deadline.after(start_s))
+        yield replica
+    finally:
+        replica.shutdown(Deadline.after(stop_s))
 
 
 def pictures_of(outcome: Any) -> list[Any]:

@@ -59,7 +59,7 @@ PEER_LOST: Final = "PeerLost"
 
 
 DUMP_SIGNAL: Final = signal.SIGQUIT
-"""Has a rank write its stacks, also while its interpreter cannot run; as of a Java program."""
+"""Has a rank write its main thread's stack, also while its interpreter cannot run."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

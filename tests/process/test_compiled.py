@@ -12,14 +12,16 @@ import pytest
 
 import checkpoints
 from observing import COOKIE, alive, wait_until
+from seen import Unwatched, wanted
 from stopbath.config import ServeConfig
 from stopbath.errors import UsageError
 from stopbath.executor.multiproc import MultiprocExecutor
 from stopbath.lifecycle import Deadline, StartupError
-from stopbath.messages import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stopbath.messages import GenerationRequest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -46,29 +48,6 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def wanted(**more: Any) -> GenerationRequest:
-    plain: dict[str, Any] = {
-        "id": "r",
-        "prompt": "a red seven",
-        "width": 32,
-        "height": 32,
-        "seed": 7,
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-    }
-    return GenerationRequest(**{**plain, **more})
-
-
-class Unwatched:
-    """Nobody waits for the call."""
-
-    call_id = 0
-    cancelled = False
-
-    def progress(self, step: int, steps: int) -> None:
-        """Hear nothing."""
 
 
 def in_request_mode(pipeline: Any, request: GenerationRequest) -> Any:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import io
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import checkpoints
+from seen import differ, pictures_of, up, wanted
 from stopbath.config import ServeConfig
 from stopbath.executor.multiproc import MultiprocExecutor
-from stopbath.lifecycle import Deadline
-from stopbath.messages import CANCELLED, GENERATE, GenerationRequest
+from stopbath.messages import CANCELLED, GENERATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import contextlib
     from pathlib import Path
 
 np = pytest.importorskip("numpy")
@@ -33,36 +30,14 @@ START_S, WAIT_S = 60.0, 60.0
 STEPS, SIDE = 4, 32
 
 
-@contextlib.contextmanager
-def running(model: Path) -> Iterator[MultiprocExecutor]:
-    replica = MultiprocExecutor(ServeConfig(model=str(model), device="cpu"))
-    replica.start()
-    try:
-        replica.wait_ready(Deadline.after(START_S))
-        yield replica
-    finally:
-        replica.shutdown(Deadline.after(WAIT_S))
-
-
-def request(side: int, steps: int = STEPS) -> GenerationRequest:
-    return GenerationRequest(
-        id="r",
-        prompt="a red seven",
-        width=side,
-        height=side,
-        seed=7,
-        num_inference_steps=steps,
-        guidance_scale=3.0,
-    )
+def running(model: Path) -> contextlib.AbstractContextManager[MultiprocExecutor]:
+    return up(MultiprocExecutor(ServeConfig(model=str(model), device="cpu")), START_S, WAIT_S)
 
 
 def picture(replica: MultiprocExecutor, side: int) -> Any:
-    from PIL import Image
-
-    (outcome,) = replica.call(GENERATE, request(side), ranks="first").future.result(WAIT_S)
-    assert outcome.ok, outcome.traceback
-    (file,) = outcome.value["images_b64"]
-    return np.array(Image.open(io.BytesIO(base64.b64decode(file)))).astype(int)
+    call = replica.call(GENERATE, wanted(width=side, height=side), ranks="first")
+    (only,) = pictures_of(call.future.result(WAIT_S)[0])
+    return only
 
 
 def plain_diffusers(model: Path, *, side: int = SIDE, **more: Any) -> Any:
@@ -75,11 +50,6 @@ def plain_diffusers(model: Path, *, side: int = SIDE, **more: Any) -> Any:
     generator = torch.Generator("cpu").manual_seed(7)
     image = pipe("a red seven", width=side, height=side, generator=generator, **arguments).images[0]
     return np.array(image).astype(int)
-
-
-def differ(one: Any, other: Any) -> int:
-    """Give the largest difference of two pictures, of 255."""
-    return int(np.abs(one - other).max())
 
 
 # What the pipeline of a family is asked beside what all are: its own names for the same things.
@@ -115,8 +85,8 @@ def test_any_family_makes_its_own_pictures_and_gives_up_at_a_step(
             steps.append((step, of))
             inside.set()
 
-        wanted = request(side, 1000)
-        call = replica.call(GENERATE, wanted, on_progress=note)
+        long = wanted(width=side, height=side, num_inference_steps=1000)
+        call = replica.call(GENERATE, long, on_progress=note)
         assert inside.wait(WAIT_S)
         replica.cancel(call.id)
         assert [outcome.error_kind for outcome in call.future.result(WAIT_S)] == [CANCELLED]

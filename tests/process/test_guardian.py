@@ -221,9 +221,7 @@ def test_one_that_is_killed(guard: Callable[..., Run], who: str) -> None:
     report = run.report
     assert not report["clean"]
     assert report["exit_code"] == 4
-    # The kernel ends server and ranks with the keeper: whichever is seen first is the cause.
-    first = {"rank0": {"rank0"}, "keeper": {"server", "rank0", "rank1"}}.get(who, {"server"})
-    assert report["cause"]["worker"] in first
+    assert report["cause"]["worker"] == {"rank0": "rank0"}.get(who, "server")
     assert set(run.outcomes()) == {"server", "rank0", "rank1"}
     assert "survived" not in run.outcomes().values()
 

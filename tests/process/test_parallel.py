@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -14,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import checkpoints
-from seen import differ, pictures_of
+from seen import Unwatched, differ, pictures_of, up, wanted
 from stopbath.config import ServeConfig
 from stopbath.errors import UsageError, WorkerLost
 from stopbath.executor.multiproc import MultiprocExecutor
-from stopbath.lifecycle import Deadline
 from stopbath.messages import (
     CANCELLED,
     GENERATE,
     PEER_FAILED,
     PING,
     REQUEST_INVALID,
-    GenerationRequest,
 )
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -68,15 +66,10 @@ def replica_of(model: Path, parallel: Any, mode: Any, ranks: int) -> MultiprocEx
     return MultiprocExecutor(config)
 
 
-@contextlib.contextmanager
-def running(model: Path, parallel: Any, mode: Any, ranks: int = 2) -> Iterator[MultiprocExecutor]:
-    replica = replica_of(model, parallel, mode, ranks)
-    replica.start()
-    try:
-        replica.wait_ready(Deadline.after(START_S))
-        yield replica
-    finally:
-        replica.shutdown(Deadline.after(WAIT_S))
+def running(
+    model: Path, parallel: Any, mode: Any, ranks: int = 2
+) -> contextlib.AbstractContextManager[MultiprocExecutor]:
+    return up(replica_of(model, parallel, mode, ranks), START_S, WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -102,19 +95,6 @@ def pair(
         yield alone_of(model), two
 
 
-def wanted(**more: Any) -> GenerationRequest:
-    plain: dict[str, Any] = {
-        "id": "r",
-        "prompt": "a red seven",
-        "width": 32,
-        "height": 32,
-        "seed": 7,
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-    }
-    return GenerationRequest(**{**plain, **more})
-
-
 def made(replica: MultiprocExecutor, **more: Any) -> list[Any]:
     call = replica.call(GENERATE, wanted(**more), ranks="first")
     return pictures_of(call.future.result(WAIT_S)[0])
@@ -125,16 +105,6 @@ def alone(pipeline: Any, **more: Any) -> list[Any]:
 
     images = pipeline.generate(wanted(**more), Unwatched())
     return [np.array(image).astype(int) for image in images]
-
-
-class Unwatched:
-    """Nobody waits for the call."""
-
-    call_id = 0
-    cancelled = False
-
-    def progress(self, step: int, steps: int) -> None:
-        """Hear nothing."""
 
 
 def begun(replica: MultiprocExecutor, **more: Any) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import io
 import os
 import signal
 import threading
@@ -14,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import checkpoints
+from seen import differ, pictures_of, up, wanted
 from stopbath.config import ServeConfig
 from stopbath.errors import WorkerLost
 from stopbath.executor.multiproc import MultiprocExecutor
 from stopbath.lifecycle import Deadline, GroupState, StartupError
-from stopbath.messages import CANCELLED, GENERATE, PING, REQUEST_INVALID, GenerationRequest
+from stopbath.messages import CANCELLED, GENERATE, PING, REQUEST_INVALID
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -53,15 +52,8 @@ def replica_of(model: Path, ranks: int, **more: Any) -> MultiprocExecutor:
     return MultiprocExecutor(config)
 
 
-@contextlib.contextmanager
-def running(model: Path, ranks: int) -> Iterator[MultiprocExecutor]:
-    replica = replica_of(model, ranks)
-    replica.start()
-    try:
-        replica.wait_ready(Deadline.after(START_S))
-        yield replica
-    finally:
-        replica.shutdown(Deadline.after(WAIT_S))
+def running(model: Path, ranks: int) -> contextlib.AbstractContextManager[MultiprocExecutor]:
+    return up(replica_of(model, ranks), START_S, WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -76,27 +68,10 @@ def two(models: dict[str, Path]) -> Iterator[MultiprocExecutor]:
         yield replica
 
 
-def request(**more: Any) -> GenerationRequest:
-    plain: dict[str, Any] = {
-        "id": "r",
-        "prompt": "a red seven",
-        "width": 32,
-        "height": 32,
-        "seed": 7,
-        "num_inference_steps": STEPS,
-        "guidance_scale": 3.0,
-    }
-    return GenerationRequest(**{**plain, **more})
-
-
 def pictures(replica: MultiprocExecutor, **more: Any) -> list[Any]:
     """Have a request answered: one (H, W, 3) array of int per picture."""
-    from PIL import Image
-
-    (outcome,) = replica.call(GENERATE, request(**more), ranks="first").future.result(WAIT_S)
-    assert outcome.ok, outcome.traceback
-    files = [io.BytesIO(base64.b64decode(file)) for file in outcome.value["images_b64"]]
-    return [np.array(Image.open(file)).astype(int) for file in files]
+    (outcome,) = replica.call(GENERATE, wanted(**more), ranks="first").future.result(WAIT_S)
+    return pictures_of(outcome)
 
 
 def plain_diffusers(model: Path, *, seed: int = 7, **more: Any) -> Any:
@@ -109,11 +84,6 @@ def plain_diffusers(model: Path, *, seed: int = 7, **more: Any) -> Any:
     generator = torch.Generator("cpu").manual_seed(seed)
     image = pipe("a red seven", width=32, height=32, generator=generator, **arguments).images[0]
     return np.array(image).astype(int)
-
-
-def differ(one: Any, other: Any) -> int:
-    """Give the largest difference of two pictures, of 255."""
-    return int(np.abs(one - other).max())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -163,7 +133,7 @@ def test_progress_comes_from_rank_0(two: MultiprocExecutor) -> None:
     steps: list[tuple[int, int]] = []
     call = two.call(
         GENERATE,
-        request(num_inference_steps=30),
+        wanted(num_inference_steps=30),
         on_progress=lambda step, of: steps.append((step, of)),
     )
     call.future.result(WAIT_S)
@@ -174,7 +144,7 @@ def test_progress_comes_from_rank_0(two: MultiprocExecutor) -> None:
 def cancel_in_the_middle(replica: MultiprocExecutor) -> None:
     inside = threading.Event()
     call = replica.call(
-        GENERATE, request(num_inference_steps=1000), on_progress=lambda _s, _n: inside.set()
+        GENERATE, wanted(num_inference_steps=1000), on_progress=lambda _s, _n: inside.set()
     )
     assert inside.wait(WAIT_S)
     replica.cancel(call.id)
@@ -194,7 +164,7 @@ def test_a_cancel_in_the_middle_leaves_both_ranks_usable(
 def test_cancels_at_any_moment_never_part_the_ranks(two: MultiprocExecutor) -> None:
     """Ranks see a cancel at different moments; sooner or later some fall between two steps."""
     for i in range(40):
-        call = two.call(GENERATE, request(num_inference_steps=6))
+        call = two.call(GENERATE, wanted(num_inference_steps=6))
         time.sleep(0.001 * i)  # the moment itself is what varies here, nothing waits for it
         two.cancel(call.id)
         kinds = {outcome.error_kind for outcome in call.future.result(WAIT_S)}
@@ -204,7 +174,7 @@ def test_cancels_at_any_moment_never_part_the_ranks(two: MultiprocExecutor) -> N
 
 
 def test_a_request_the_model_cannot_do_is_refused_on_both_ranks(two: MultiprocExecutor) -> None:
-    outcomes = two.call(GENERATE, request(width=33)).future.result(WAIT_S)
+    outcomes = two.call(GENERATE, wanted(width=33)).future.result(WAIT_S)
     assert [outcome.error_kind for outcome in outcomes] == [REQUEST_INVALID] * 2
     assert "multiple of 8" in outcomes[0].error_message
     assert pictures(two)
@@ -219,7 +189,7 @@ def test_a_rank_killed_in_a_step_ends_the_future_naming_it(
         inside = threading.Event()
         call = replica.call(
             GENERATE,
-            request(num_inference_steps=1000),
+            wanted(num_inference_steps=1000),
             ranks="first",
             on_progress=lambda _s, _n: inside.set(),
         )

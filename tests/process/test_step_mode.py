@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import os
 import random
 import threading
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import checkpoints
+from seen import pictures_of, up, wanted
 from served import serve
 from stopbath.config import ServeConfig
 from stopbath.errors import UsageError
@@ -52,37 +51,19 @@ def replica_of(model: Path, **more: Any) -> MultiprocExecutor:
 
 @pytest.fixture(scope="module")
 def replica(model: Path) -> Iterator[MultiprocExecutor]:
-    it = replica_of(model)
-    it.start()
-    try:
-        it.wait_ready(Deadline.after(START_S))
+    with up(replica_of(model), START_S, WAIT_S) as it:
         yield it
-    finally:
-        it.shutdown(Deadline.after(WAIT_S))
-
-
-def request(**more: Any) -> GenerationRequest:
-    plain: dict[str, Any] = {
-        "id": "r",
-        "prompt": "a red seven",
-        "width": 32,
-        "height": 32,
-        "seed": 7,
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-    }
-    return GenerationRequest(**{**plain, **more})
 
 
 def begin(replica: MultiprocExecutor, **more: Any) -> Any:
-    return replica.call(GENERATE, request(**more), ranks="first")
+    return replica.call(GENERATE, wanted(**more), ranks="first")
 
 
 def begun(replica: MultiprocExecutor, **more: Any) -> Any:
     """Begin a request, and wait until it has had a step."""
     inside = threading.Event()
     call = replica.call(
-        GENERATE, request(**more), ranks="first", on_progress=lambda _s, _n: inside.set()
+        GENERATE, wanted(**more), ranks="first", on_progress=lambda _s, _n: inside.set()
     )
     assert inside.wait(WAIT_S)
     return call
@@ -94,28 +75,23 @@ def outcome(call: Any) -> Any:
 
 
 def pictures(call: Any) -> list[Any]:
-    from PIL import Image
-
-    it = outcome(call)
-    assert it.ok, it.traceback
-    files = [io.BytesIO(base64.b64decode(file)) for file in it.value["images_b64"]]
-    return [np.array(Image.open(file)).astype(int) for file in files]
+    return pictures_of(outcome(call))
 
 
-def plain_diffusers(model: Path, wanted: GenerationRequest) -> Any:
+def plain_diffusers(model: Path, asked: GenerationRequest) -> Any:
     import torch
     from diffusers import DiffusionPipeline
 
     pipe = DiffusionPipeline.from_pretrained(str(model), local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
     image = pipe(
-        wanted.prompt,
-        negative_prompt=wanted.negative_prompt or None,
-        width=wanted.width,
-        height=wanted.height,
-        num_inference_steps=wanted.num_inference_steps,
-        guidance_scale=wanted.guidance_scale,
-        generator=torch.Generator("cpu").manual_seed(wanted.seed),
+        asked.prompt,
+        negative_prompt=asked.negative_prompt or None,
+        width=asked.width,
+        height=asked.height,
+        num_inference_steps=asked.num_inference_steps,
+        guidance_scale=asked.guidance_scale,
+        generator=torch.Generator("cpu").manual_seed(asked.seed),
         max_sequence_length=16,
     ).images[0]
     return np.array(image).astype(int)
@@ -124,19 +100,19 @@ def plain_diffusers(model: Path, wanted: GenerationRequest) -> Any:
 def test_requests_in_a_batch_get_the_pictures_of_plain_diffusers(
     model: Path, replica: MultiprocExecutor
 ) -> None:
-    wanted: list[dict[str, Any]] = [
+    several: list[dict[str, Any]] = [
         {},
         {"seed": 8, "num_inference_steps": 9, "prompt": "blue", "negative_prompt": "dark"},
         {"seed": 9, "guidance_scale": 1.0},
         {"seed": 10, "width": 48, "guidance_scale": 7.0},
     ]
     company = begun(replica, num_inference_steps=1000)
-    made = [pictures(call) for call in [begin(replica, **one) for one in wanted]]
+    made = [pictures(call) for call in [begin(replica, **one) for one in several]]
     assert not company.future.done(), "they should not have waited for the one before them"
     replica.cancel(company.id)
     assert outcome(company).error_kind == CANCELLED
-    for one, (picture,) in zip(wanted, made, strict=True):
-        theirs = plain_diffusers(model, request(**one))
+    for one, (picture,) in zip(several, made, strict=True):
+        theirs = plain_diffusers(model, wanted(**one))
         assert theirs.std() > 5, "a flat picture proves nothing"
         assert np.abs(picture - theirs).max() <= 1
 
@@ -163,7 +139,7 @@ def test_progress_comes_for_each_request(replica: MultiprocExecutor) -> None:
     calls = [
         replica.call(
             GENERATE,
-            request(num_inference_steps=steps),
+            wanted(num_inference_steps=steps),
             ranks="first",
             on_progress=lambda step, of: heard[of].append(step),
         )
@@ -191,7 +167,7 @@ def test_a_deadline_ends_its_request_only(replica: MultiprocExecutor) -> None:
     from stopbath.errors import DeadlinePassed
 
     company = begun(replica, num_inference_steps=1000)
-    late = replica.call(GENERATE, request(num_inference_steps=1000), deadline=Deadline.after(0.1))
+    late = replica.call(GENERATE, wanted(num_inference_steps=1000), deadline=Deadline.after(0.1))
     with pytest.raises(DeadlinePassed):
         late.future.result(WAIT_S)
     assert not company.future.done()

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collective import RANKS, Table
+
 torch = pytest.importorskip("torch")
 
 from stopbath.pipelines.base import Cancelled, PeerFailed  # noqa: E402
@@ -18,28 +20,8 @@ from stopbath.pipelines.joint import JointCall, Verdict  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RANKS = 2
 WAIT_S = 5.0
 NEVER = 10**6
-
-
-class Table:
-    """What an all_gather does: everybody puts something down, then everybody sees all of it.
-
-    A rank that comes alone breaks the barrier after `WAIT_S`: that is the hang.
-    """
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(RANKS)
-        self.slots: list[Any] = [None] * RANKS
-
-    def gather(self, rank: int, value: Any) -> list[Any]:
-        """Put `value` down, wait for the others, give everybody's."""
-        self.slots[rank] = value
-        self.barrier.wait(WAIT_S)
-        seen = list(self.slots)
-        self.barrier.wait(WAIT_S)
-        return seen
 
 
 @dataclass
@@ -101,7 +83,7 @@ def run_call(peers: FakePeers, call_id: int, steps: int, fate: Fate) -> str:
 
 
 def on_both(play: Callable[[FakePeers], list[str]]) -> tuple[list[FakePeers], list[list[str]]]:
-    table = Table()
+    table = Table(WAIT_S)
     peers = [FakePeers(rank, table) for rank in range(RANKS)]
     ends: list[Any] = [None] * RANKS
 

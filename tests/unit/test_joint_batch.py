@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collective import RANKS, Table
 from observing import wait_until
 from stopbath.lifecycle import Deadline
 from stopbath.messages import (
@@ -41,28 +42,8 @@ from stopbath.worker.joint import JointBatchLoop
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-RANKS = 2
 CAPACITY = 4
 WAIT_S = 10.0
-
-
-class Table:
-    """What a collective does: everybody puts something down, then everybody sees all of it.
-
-    A rank that comes alone breaks the barrier after `WAIT_S`: that is the hang.
-    """
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(RANKS)
-        self.slots: list[Any] = [None] * RANKS
-
-    def gather(self, rank: int, value: Any) -> list[Any]:
-        """Put `value` down, wait for the others, give everybody's."""
-        self.slots[rank] = value
-        self.barrier.wait(WAIT_S)
-        seen = list(self.slots)
-        self.barrier.wait(WAIT_S)
-        return seen
 
 
 @dataclass
@@ -145,7 +126,7 @@ class Pair:
     """Two loops on threads, and the server's ends of their channels."""
 
     def __init__(self) -> None:
-        table = Table()
+        table = Table(WAIT_S)
         self.table = table
         self.ends: list[Any] = [None] * RANKS
         self.channels: list[Channel[Any]] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stopbath.lifecycle import Cause, Exit, ShutdownReport, StartupError, Survivor, WorkerReport
 from stopbath.lifecycle._account import merge, write_report
+from stopbath.lifecycle._errors import LOST_KEEPER
 from stopbath.lifecycle._report import StepTaken, render
 
 if TYPE_CHECKING:
@@ -145,6 +146,18 @@ def test_ranks_of_a_server_that_told_nothing_are_accounted_for() -> None:
     assert merged["strays"] == [stray]
     assert merged["asked_by"] == "a fault"
     assert merged["unfinished_requests"] is None
+
+
+def test_the_keepers_end_is_the_servers_cause_whatever_its_ranks_said_of_it() -> None:
+    """A server that lives on for a moment blames a rank; a rank that fell before is to blame."""
+    echo = Cause("rank0", 10, "running", LOST_KEEPER, None, ())
+    server = Cause("server", 9, "running", LOST_KEEPER, None, ())
+    for inner, outer, said in ((echo, server, server), (CAUSE, server, CAUSE), (echo, None, echo)):
+        told = {"groups": [report(cause=inner).to_dict()], "unfinished_requests": 0}
+        whole = report(cause=outer).to_dict()
+        merged = merge(whole, told, [], [], [], run_id="r", asked_by="")
+        assert merged["cause"]["worker"] == said.worker
+        assert not merged["clean"]
 
 
 def test_a_report_is_written_beside_its_target_and_renamed(tmp_path: Path) -> None:

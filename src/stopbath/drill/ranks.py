@@ -16,7 +16,6 @@ import msgspec
 
 from stopbath.drill import habits
 from stopbath.messages import GENERATE, PING, GenerationRequest, GenerationResult, ModelInfo
-from stopbath.worker import stacks
 from stopbath.worker.loop import CallWatch, RankLoop
 
 if TYPE_CHECKING:
@@ -111,7 +110,6 @@ def rank(
     ctx: WorkerContext, config: dict[str, Any], number: int, _world: int, _rendezvous: str
 ) -> None:
     """Answer calls as a rank does; `worker_extension` of the config lists its habits."""
-    stacks.on_signal()
     names = config["worker_extension"].split(",")
     for name in names:
         _before_ready(name)

@@ -7,7 +7,6 @@ choices, and with `--cycle N` a single one of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stopbath.drill.seeded import asked_for
 from stopbath.drill.soaked import plan_of
 from stopbath.lifecycle._process import become_subreaper, children, reap_pid
 
@@ -38,22 +38,10 @@ class Tally(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Play the cycles; prints what was left and the worst time past a deadline; the exit code."""
-    parser = argparse.ArgumentParser(prog="stopbath.drill.soak", description=__doc__)
-    parser.add_argument("--cycles", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cycle", type=int, help="play this one alone, and say what it does")
-    parser.add_argument("--plans", action="store_true", help="print the choices, play nothing")
-    asked = parser.parse_args(argv)
-    numbers = range(asked.cycles) if asked.cycle is None else [asked.cycle]
-    if asked.plans or asked.cycle is not None:
-        for number in numbers:
-            sys.stdout.write(f"{number}: {plan_of(asked.seed, number)}\n")
-        if asked.plans:
-            return 0
+    asked = asked_for(argv, play="soak", about=__doc__, what="cycle", count=2000, plan_of=plan_of)
     became = time.monotonic()
     become_subreaper()
-    tally = _play(list(numbers), asked.seed, asked.jobs)
+    tally = _play(asked.numbers, asked.seed, asked.jobs)
     took = time.monotonic() - became
     sys.stdout.write(
         f"soak: {tally.cycles} cycles in {took:.0f} s, seed {asked.seed}\n"

@@ -8,8 +8,6 @@ comes from the seed and the number of the run: `--run N` plays a single one agai
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
 import signal
 import sys
@@ -22,6 +20,7 @@ from stopbath.drill import expectations as so
 from stopbath.drill.faces import command, library, needs_server, server
 from stopbath.drill.scenario import Scenario
 from stopbath.drill.scene import pause
+from stopbath.drill.seeded import asked_for
 from stopbath.lifecycle import ProcessRef
 from stopbath.lifecycle._process import children_of
 
@@ -163,24 +162,12 @@ def _end(scene: Scene, it: Start) -> None:
 
 def main(argv: list[str]) -> int:
     """Play the runs; prints what was left and the longest way to the end; the exit code."""
-    parser = argparse.ArgumentParser(prog="stopbath.drill.starts", description=__doc__)
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--run", type=int, help="play this one alone, and say what it does")
-    parser.add_argument("--plans", action="store_true", help="print the choices, play nothing")
-    asked = parser.parse_args(argv)
-    numbers = range(asked.runs) if asked.run is None else [asked.run]
-    if asked.plans or asked.run is not None:
-        for number in numbers:
-            sys.stdout.write(f"{number}: {start_of(asked.seed, number)}\n")
-        if asked.plans:
-            return 0
+    asked = asked_for(argv, play="starts", about=__doc__, what="run", count=300, plan_of=start_of)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell, in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     from stopbath.drill.conductor import conduct, turns
 
-    scenarios = [scenario_of(f"{PREFIX}/{asked.seed}/{number}") for number in numbers]
+    scenarios = [scenario_of(f"{PREFIX}/{asked.seed}/{number}") for number in asked.numbers]
     todo = turns([it for it in scenarios if not it.why_not()], repeat=1, seed=0, controls=False)
     began = time.monotonic()
     results = list(conduct(todo, jobs=asked.jobs, on_result=_progress(len(todo))))

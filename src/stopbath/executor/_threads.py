@@ -133,14 +133,16 @@ class ThreadGroup:
         """Wait until every rank is ready; `StartupError` when one was not."""
         with self._changed:
             while self.state is GroupState.STARTING:
-                slowest = min(w.heard_s for w in self.workers if w.state is WorkerState.STARTING)
-                limit = by.sooner(Deadline(slowest + self._start_s))
+                heard = (w.heard_s for w in self.workers if w.state is WorkerState.STARTING)
+                # None that starts: one has ended this moment, and its thread is to say so.
+                slowest_s = min(heard, default=time.monotonic())
+                limit = by.sooner(Deadline(slowest_s + self._start_s))
                 if limit.passed:
                     break
                 self._changed.wait(min(limit.left_s(), threading.TIMEOUT_MAX))
         if self.state is GroupState.STARTING:
-            late = next(w for w in self.workers if w.state is WorkerState.STARTING)
-            self._fault(late, "was not ready in time")
+            late = [w for w in self.workers if w.state is WorkerState.STARTING] or self.workers
+            self._fault(late[0], "was not ready in time")
         if self.state is not GroupState.READY:
             nobody = Cause(self.name, None, "starting", "was stopped", None, ())
             raise StartupError(self.cause or nobody, self.shutdown(first=Action.SIGTERM))

@@ -9,7 +9,7 @@ import select
 import stat
 from typing import Any
 
-from stopbath.lifecycle._errors import Cause, Exit
+from stopbath.lifecycle._errors import LOST_KEEPER, Cause, Exit
 from stopbath.lifecycle._report import OBEYED, SCHEMA, WorkerReport, cause_dict
 
 __all__ = ["abandoned", "merge", "write_report"]
@@ -41,7 +41,11 @@ def merge(
     known |= {worker["pid"] for group in retired for worker in group["workers"]}
     untold = [it for it in foreign if it["pid"] not in known]
     workers += [_killed(it, rank) for rank, it in enumerate(untold)]
-    cause = next((group["cause"] for group in groups if group["cause"]), outer["cause"])
+    causes = [group["cause"] for group in groups if group["cause"]]
+    # The keeper's end is everybody's; of the server's ranks it is said where the server lives on
+    # for a moment, and our own word on the server is the same in every case.
+    own = [cause for cause in causes if cause["what"] != LOST_KEEPER]
+    cause = next((one for one in (*own, outer["cause"], *causes) if one), None)
     survivors = outer["survivors"] + [one for group in groups for one in group["survivors"]]
     named = {survivor["pid"] for survivor in survivors}
     survivors += [survivor for survivor in outlived if survivor["pid"] not in named]

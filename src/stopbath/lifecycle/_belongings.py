@@ -12,21 +12,25 @@ import ctypes
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 __all__ = [
     "SHM",
     "Before",
     "Belonging",
     "Held",
+    "bound_by",
     "bound_sockets",
+    "descriptors_of",
     "everybody",
     "held_by",
     "pid_files",
     "shared_memory",
+    "socket_at",
+    "socket_inode",
     "sockets_of",
 ]
 
@@ -37,6 +41,7 @@ _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _libc = ctypes.CDLL(None, use_errno=True)
 _PID_DIRS = ("/run", "/run/lock", "/tmp")  # noqa: S108  (looked at, not written to)
 
+T = TypeVar("T")
 Ident = tuple[int, int]  # device, inode
 
 
@@ -153,47 +158,75 @@ def _read_maps(pid: int, held: Held) -> None:
 
 
 def _read_fds(pid: int, held: Held) -> None:
-    where = f"/proc/{pid}/fd"
-    for name in os.listdir(where):
+    for where, target in descriptors_of(pid):
+        inode = socket_inode(target)
         try:
-            target = os.readlink(f"{where}/{name}")
-            if target.startswith("socket:["):
-                held.sockets.setdefault(int(target[8:-1]), pid)
+            if inode is not None:
+                held.sockets.setdefault(inode, pid)
             elif target.startswith(SHM):
-                about = os.stat(f"{where}/{name}")
+                about = os.stat(where)
                 held.files.add((about.st_dev, about.st_ino))
             elif target.endswith(_LOCKS) and target.startswith("/"):
-                about = os.stat(f"{where}/{name}")
+                about = os.stat(where)
                 if stat.S_ISREG(about.st_mode):
                     held.locks.append(Belonging("lock", target, about.st_dev, about.st_ino))
         except FileNotFoundError:
             continue  # closed meanwhile
 
 
-def sockets_of(held: Held, table: dict[int, str], old: Collection[str]) -> list[Belonging]:
-    """Give the socket files that the holders have bound.
+def descriptors_of(pid: int) -> Iterator[tuple[str, str]]:
+    """Give where /proc has each descriptor of a process, and what it is open on."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        where = f"/proc/{pid}/fd/{name}"
+        try:
+            target = os.readlink(where)
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        yield where, target
 
-    Not one that existed before the run, nor one that somebody else has a socket of, too.
+
+def socket_inode(target: str) -> int | None:
+    """Read the inode of a socket from what a descriptor is open on; None for anything else."""
+    return int(target[8:-1]) if target.startswith("socket:[") else None
+
+
+def bound_by(
+    owners: Mapping[int, T], table: Mapping[int, str], old: Collection[str]
+) -> dict[str, T]:
+    """Give the paths that sockets of `owners` (by inode) are bound to, each with its owner.
+
+    Not one that was bound before the run, nor one that somebody else has a socket of, too.
     """
-    owners: dict[str, int] = {}
-    others: set[str] = set()
-    for inode, path in table.items():
-        pid = held.sockets.get(inode)
-        if pid is None:
-            others.add(path)
-        else:
-            owners[path] = pid
+    others = {path for inode, path in table.items() if inode not in owners}
+    return {
+        path: owners[inode]
+        for inode, path in table.items()
+        if inode in owners and path not in others and path not in old
+    }
+
+
+def socket_at(path: str) -> Belonging | None:
+    """Give the socket file at a path; None when its owner has removed it."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(about.st_mode):
+        return None
+    return Belonging("socket", path, about.st_dev, about.st_ino)
+
+
+def sockets_of(held: Held, table: dict[int, str], old: Collection[str]) -> list[Belonging]:
+    """Give the socket files that the holders have bound, and nobody else, since the run began."""
     found = []
-    for path, pid in owners.items():
-        if path in old or path in others:
-            continue
+    for path, pid in bound_by(held.sockets, table, old).items():
         try:
             full = path if path.startswith("/") else f"{os.readlink(f'/proc/{pid}/cwd')}/{path}"
-            about = os.lstat(full)
         except OSError:
-            continue  # removed by its owner
-        if stat.S_ISSOCK(about.st_mode):
-            found.append(Belonging("socket", full, about.st_dev, about.st_ino))
+            continue  # has ended
+        there = socket_at(full)
+        if there is not None:
+            found.append(there)
     return found
 
 

@@ -11,13 +11,13 @@ from stopbath.lifecycle._process import ProcessRef, dup_high
 
 TYPE_CHECKING = False  # as `typing` has it, which this process does without
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from stopbath.lifecycle._channel import Frame
     from stopbath.lifecycle._containment import Leaf, RunCgroup
 
-__all__ = ["spawn_process"]
+__all__ = ["default_signals", "spawn_process"]
 
 
 def spawn_process(
@@ -54,7 +54,7 @@ def spawn_process(
                 file_actions=actions,
                 **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
                 setsigmask=(),
-                setsigdef=_resettable(frame["ignore"]),
+                setsigdef=default_signals(frame["ignore"]),
             )
         # A child keeps its pid until we reap it: the pidfd cannot miss it.
         return ProcessRef.open(pid), None if pair is None else pair[0]
@@ -82,7 +82,7 @@ def _exec(argv: list[str], env: Mapping[str, str], **how: Any) -> int:
     return os.posix_spawn("/bin/sh", ["/bin/sh", script, *argv[1:]], env, **how)
 
 
-def _resettable(ignored: list[int]) -> list[int]:
+def default_signals(ignored: Sequence[int] = ()) -> list[int]:
     """Every signal that a new process gets back at its default; what nohup ignored stays so."""
     keep = {signal.SIGKILL, signal.SIGSTOP, *ignored}
     return [

@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from stopbath.lifecycle._errors import Cause, Exit, describe_exception
+from stopbath.lifecycle._errors import LOST_KEEPER, Cause, Exit, describe_exception
 from stopbath.lifecycle._escalation import Action
 from stopbath.lifecycle._evidence import survivor_of
 from stopbath.lifecycle._process import memory_gib, peek_exit
@@ -203,7 +203,7 @@ class GroupCore:
             if not member.kept:
                 continue
             if member.alive:
-                self.fault(member, "lost its keeper, which ended")
+                self.fault(member, LOST_KEEPER)
             if member.status_due is not None:
                 self._ended_untold(member, time.monotonic())
             if member.state is WorkerState.SPAWNING:

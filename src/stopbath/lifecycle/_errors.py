@@ -7,6 +7,7 @@ import sys
 from typing import NamedTuple
 
 __all__ = [
+    "LOST_KEEPER",
     "Cause",
     "Exit",
     "IllegalTransition",
@@ -18,6 +19,10 @@ __all__ = [
     "StartupError",
     "WorkerDied",
 ]
+
+
+LOST_KEEPER = "lost its keeper, which ended"
+"""What is said of a worker whose keeper is dead."""
 
 
 class Exit(NamedTuple):

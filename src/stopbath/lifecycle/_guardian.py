@@ -27,7 +27,13 @@ from stopbath.lifecycle._belongings import Before
 from stopbath.lifecycle._containment import RunCgroup
 from stopbath.lifecycle._errors import KeeperDied, say
 from stopbath.lifecycle._last_look import LastLook
-from stopbath.lifecycle._process import ProcessRef, SignalQueue, become_subreaper, reap
+from stopbath.lifecycle._process import (
+    STOP_SIGNALS,
+    ProcessRef,
+    SignalQueue,
+    become_subreaper,
+    reap,
+)
 from stopbath.lifecycle._registry import Record
 
 if TYPE_CHECKING:
@@ -35,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ONLY_RUN = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -114,7 +119,7 @@ def _dispositions(job: dict[str, Any]) -> list[int]:
     """
     ignored = {n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN}
     ignored -= {signal.SIGPIPE, signal.SIGXFSZ}  # by this interpreter, not by who started it
-    heard = [*_STOPPING, signal.SIGCHLD]
+    heard = [*STOP_SIGNALS, signal.SIGCHLD]
     if job["kind"] == "run":
         heard += _ONLY_RUN
     if signal.SIGHUP in ignored:

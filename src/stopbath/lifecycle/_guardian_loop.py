@@ -21,6 +21,7 @@ from stopbath.lifecycle._escalation import Action, Escalation
 from stopbath.lifecycle._evidence import survivor_of
 from stopbath.lifecycle._exitcode import Ending, run_exit_code, serve_exit_code
 from stopbath.lifecycle._process import (
+    STOP_SIGNALS,
     ProcessRef,
     SignalQueue,
     catches,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Guardian"]
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STAGES = (Action.DRAIN, Action.SIGTERM, Action.SIGKILL)
 _DUMP_S = 0.1  # for the stacks, before the SIGTERM that ends whoever would write them
 _STAYS_S = 0.1  # to see that a keeper does stay
@@ -141,7 +141,7 @@ class Guardian:
         return {self._main.pid or 0, *self._foreign, *(it["pid"] for it in strays)}
 
     def _hurried(self) -> bool:
-        return any(arrival.number in _STOPPING for arrival in self._queue.read())
+        return any(arrival.number in STOP_SIGNALS for arrival in self._queue.read())
 
     # -- signals
 

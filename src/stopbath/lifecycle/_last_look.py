@@ -9,10 +9,15 @@ between the guardian's death and the end of what it ran. The files are looked at
 from __future__ import annotations
 
 import os
-import stat
 import time
 
-from stopbath.lifecycle._belongings import bound_sockets
+from stopbath.lifecycle._belongings import (
+    bound_by,
+    bound_sockets,
+    descriptors_of,
+    socket_at,
+    socket_inode,
+)
 from stopbath.lifecycle._process import tree_of
 
 TYPE_CHECKING = False  # as `typing` has it
@@ -37,22 +42,15 @@ class LastLook:
     def look(self) -> None:
         """Remember which paths sockets of the tree are bound to, and of nobody else's."""
         owners = _sockets(time.monotonic() + _LONGEST_S)
-        table = bound_sockets()
-        others = {path for inode, path in table.items() if inode not in owners}
-        for inode, path in table.items():
-            if inode in owners and path not in others and path not in self._before.sockets:
-                whole = path if path.startswith("/") else f"{owners[inode]}/{path}"
-                self._paths.append(whole)
+        for path, where in bound_by(owners, bound_sockets(), self._before.sockets).items():
+            self._paths.append(path if path.startswith("/") else f"{where}/{path}")
 
     def note(self, record: Record) -> None:
         """Everything is dead: record what is there, for whoever clears up."""
         for path in self._paths:
-            try:
-                about = os.lstat(path)
-            except OSError:
-                continue  # removed by its owner
-            if stat.S_ISSOCK(about.st_mode):
-                record.note_resource("socket", path=path, dev=about.st_dev, ino=about.st_ino)
+            there = socket_at(path)
+            if there is not None:
+                record.note_resource("socket", path=path, dev=there.dev, ino=there.ino)
 
 
 def _sockets(until: float) -> dict[int, str]:
@@ -63,17 +61,10 @@ def _sockets(until: float) -> dict[int, str]:
             break
         try:
             where = os.readlink(f"/proc/{pid}/cwd")
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                target = _target(f"/proc/{pid}/fd/{fd}")
-                if target.startswith("socket:["):
-                    found.setdefault(int(target[8:-1]), where)
+            for _, target in descriptors_of(pid):
+                inode = socket_inode(target)
+                if inode is not None:
+                    found.setdefault(inode, where)
         except OSError:
             continue  # has ended, or is another user's
     return found
-
-
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except FileNotFoundError:  # closed meanwhile
-        return ""

@@ -15,6 +15,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from stopbath.lifecycle._birth import default_signals
 from stopbath.lifecycle._process import ProcessRef, reap
 from stopbath.lifecycle._words import forward
 
@@ -28,7 +29,6 @@ __all__ = ["DeviceLedger", "render_devices"]
 _RELEASE_S = 2.0  # memory is back some milliseconds after the reap, unless another holds it
 _ANSWER_S = 3.0  # for an interpreter to start and a driver to answer
 _MOST_NAMED = 4
-_NOT_BLOCKED = [n for n in range(1, signal.NSIG) if n not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
 class _Look:
@@ -53,15 +53,15 @@ class _Look:
                 ],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=[number for number in _NOT_BLOCKED if number not in (32, 33)],
+                setsigdef=default_signals(),
             )
+            self._ref = ProcessRef.open(pid)  # unreaped, it is no other's
         except OSError:
             os.close(self.fd)
             raise
         finally:
             os.close(data)
             os.close(write_end)
-        self._ref = ProcessRef.open(pid)
 
     def read(self) -> bool:
         """Take what it has said; True when that was all."""

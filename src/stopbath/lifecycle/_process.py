@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "STOP_SIGNALS",
     "Arrival",
     "ProcessRef",
     "SignalQueue",
@@ -28,7 +29,6 @@ __all__ = [
     "die",
     "die_with_group",
     "dup_high",
-    "kill_child",
     "memory_gib",
     "own_start",
     "peek_exit",
@@ -40,6 +40,9 @@ __all__ = [
     "stopped",
     "tree_of",
 ]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""By which a person, a terminal or a service manager asks for a stop."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -209,12 +212,6 @@ def reap_pid(pid: int) -> Exit | None:
     except ChildProcessError:
         return None
     return None if result is None else Exit.from_wait(result.si_code, result.si_status)
-
-
-def kill_child(pid: int) -> None:
-    """End and reap an own child that could not be taken hold of; not reaped, it is no other's."""
-    os.kill(pid, signal.SIGKILL)  # noqa: TID251  (the one place that may)
-    os.waitid(os.P_PID, pid, os.WEXITED)
 
 
 def stopped(ref: ProcessRef) -> bool:

@@ -62,7 +62,8 @@ class Shared:
             leaving = self._closing.pop()
             try:
                 if not leaving.close(by):
-                    self._late.append(leaving.keeper)
+                    with self._lock:
+                        self._late.append(leaving.keeper)
             except BaseException:  # a Ctrl-C in the middle: whoever stops next goes on with it
                 self._closing.append(leaving)
                 raise
@@ -70,7 +71,9 @@ class Shared:
     def _reap_the_late(self) -> None:
         with self._lock:
             late, self._late = self._late, []
-        self._late += [keeper for keeper in late if not keeper.close(Deadline.after(0))]
+        late = [keeper for keeper in late if not keeper.close(Deadline.after(0))]
+        with self._lock:
+            self._late += late
 
     def stop_all(self) -> None:
         """At interpreter exit; the keeper is the guarantee, this is the courtesy."""

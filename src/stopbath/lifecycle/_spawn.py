@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stopbath.lifecycle._channel import Channel, Frame
 from stopbath.lifecycle._errors import Exit, KeeperDied, ProtocolError
-from stopbath.lifecycle._process import ProcessRef, dup_high, kill_child, own_start, reap
+from stopbath.lifecycle._process import ProcessRef, dup_high, own_start, reap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,9 +142,9 @@ class KeeperClient:
             return cls(ours, ProcessRef.open(pid), record)
         except BaseException:
             if ours is not None:
-                ours.close()
+                ours.close()  # at whose end a keeper leaves
             if pid is not None:
-                kill_child(pid)
+                _see_off(pid)
             record.remove()
             raise
         finally:
@@ -266,6 +266,15 @@ class KeeperClient:
 _LEAVE_S = 1.0  # for a keeper to end what is left
 _END_LEFT_S = 2.0  # for what a killed one could not
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+
+
+def _see_off(pid: int) -> None:
+    """Reap a keeper that could not be taken hold of for want of a descriptor; there is one now."""
+    with contextlib.suppress(OSError):  # still none, or reaped by the program: it leaves anyway
+        ref = ProcessRef.open(pid)
+        if ref.dead(wait_s=_LEAVE_S):
+            reap(ref)
+        ref.close()
 
 
 def _event(frame: Frame, fds: list[int]) -> Event:

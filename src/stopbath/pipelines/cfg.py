@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from stopbath.pipelines.base import ModelUnusable
-from stopbath.pipelines.joint import JointCall, Peers
+from stopbath.pipelines.joint import JointSplit, Peers
+from stopbath.pipelines.likeness import far_apart
 from stopbath.pipelines.loader import denoiser_of
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ __all__ = ["CfgSplit"]
 
 _RANKS: Final = 2
 _SAMPLE_NAMES: Final = ("hidden_states", "sample")
-# How far the halves may be from the whole, relative to its largest value: batched and unbatched
-# matrix products round differently.
-_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 class _Mode(enum.Enum):
@@ -41,7 +39,7 @@ class _Mode(enum.Enum):
     TOGETHER = "compute with the peer"
 
 
-class CfgSplit:
+class CfgSplit(JointSplit):
     """Stands between a pipeline and its denoiser; implements `Split`.
 
     One per pipeline. Not thread-safe: a rank computes one call at a time.
@@ -51,6 +49,7 @@ class CfgSplit:
     """
 
     def __init__(self, pipe: Any, peers: Peers) -> None:
+        super().__init__(peers)
         self._name = type(pipe).__name__
         if peers.world_size != _RANKS:
             raise ModelUnusable(f"cfg parallelism takes 2 ranks, not {peers.world_size}")
@@ -59,25 +58,13 @@ class CfgSplit:
             raise ModelUnusable(
                 f"{self._name} has no single denoiser to split; serve it without --parallel cfg"
             )
-        self._peers = peers
         self._mode = _Mode.PLAIN
         self._rows = 1  # n of the request in hand
-        self._call: JointCall | None = None
         self._out_channels: int | None = None
         self._out_dtype: torch.dtype | None = None
         # On the instance: hooks, config and device of the module stay what they are.
         self._whole = denoiser.forward
         denoiser.forward = self._forward
-
-    @property
-    def rank(self) -> int:
-        """This rank's number in the replica."""
-        return self._peers.rank
-
-    @property
-    def sharing(self) -> bool:
-        """Whether the call in hand shares its steps; see `JointCall.sharing`."""
-        return self._call is not None and self._call.sharing
 
     def prove(self, run: Callable[[], Tensor]) -> None:
         """Watch a guided one-picture run, and judge afterwards whether it can be split.
@@ -104,11 +91,10 @@ class CfgSplit:
         """
         self._mode, self._rows = _Mode.TOGETHER, rows
         try:
-            with JointCall(self._peers, watch.call_id, lambda: watch.cancelled) as call:
-                self._call = call
+            with self._joined(watch):
                 yield
         finally:
-            self._mode, self._call = _Mode.PLAIN, None
+            self._mode = _Mode.PLAIN
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._mode is _Mode.PLAIN:
@@ -159,9 +145,8 @@ class CfgSplit:
         halves = torch.cat([self._half(rank, args, kwargs) for rank in range(_RANKS)])
         if halves.shape != whole.shape:
             return "gives halves of another shape than its whole"
-        apart = (halves.float() - whole.float()).abs().max().item()
-        allowed = _TOLERANCE.get(whole.dtype, 1e-1) * max(whole.float().abs().max().item(), 1e-6)
-        if not apart <= allowed:  # NaN must not pass
+        apart = far_apart(whole, halves)
+        if apart is not None:
             return f"gives halves that differ from its whole by {apart:.3g}"
         return None
 

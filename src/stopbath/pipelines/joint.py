@@ -19,6 +19,7 @@ anyway; only opening and closing are made for its sake.
 from __future__ import annotations
 
 import enum
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -27,11 +28,13 @@ import torch.distributed as dist
 from stopbath.pipelines.base import Cancelled, PeerFailed, PeerLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-__all__ = ["JointCall", "Peers", "Verdict"]
+    from stopbath.pipelines.base import Watch
+
+__all__ = ["JointCall", "JointSplit", "Peers", "Verdict"]
 
 _TRAILER = 3 * 8  # verdict, call id, bytes of data: int64 each
 
@@ -162,3 +165,30 @@ class JointCall:
             self._phase = _Phase.OVER
         else:
             self._exchange(self._like, Verdict.FAILED)
+
+
+class JointSplit:
+    """What a `Split` is whose calls are joint: its peers, and the call in hand."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._call: JointCall | None = None
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the replica."""
+        return self._peers.rank
+
+    @property
+    def sharing(self) -> bool:
+        """Whether the call in hand shares its steps; see `JointCall.sharing`."""
+        return self._call is not None and self._call.sharing
+
+    @contextmanager
+    def _joined(self, watch: Watch) -> Iterator[None]:
+        try:
+            with JointCall(self._peers, watch.call_id, lambda: watch.cancelled) as call:
+                self._call = call
+                yield
+        finally:
+            self._call = None

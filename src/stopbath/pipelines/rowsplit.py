@@ -7,14 +7,14 @@ rows as the others, whosever they are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from stopbath.pipelines.base import PeerFailed
 from stopbath.pipelines.joint import Peers, Verdict
+from stopbath.pipelines.likeness import check_close
 from stopbath.pipelines.rows import padded
-from stopbath.pipelines.ulysses import check_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,19 +93,3 @@ class RowSplit:
         if failed:
             raise PeerFailed(f"{', '.join(failed)} failed in this step")
         return torch.cat([each.view(out.dtype).view(out.shape) for each in parts])[:total]
-
-
-def split_of(parallel: str, mode: str, pipe: Any, peers: Peers) -> Any:
-    """Give what shares the work of `pipe` among its ranks: a `Split`, in step mode a `RowSplit`.
-
-    Raises:
-        ModelUnusable: this model cannot be shared like that.
-    """
-    from stopbath.pipelines.cfg import CfgSplit
-    from stopbath.pipelines.ulysses import UlyssesSplit
-
-    if parallel == "ulysses":
-        return UlyssesSplit(pipe, peers)
-    if mode == "step":
-        return RowSplit(type(pipe).__name__, peers)
-    return CfgSplit(pipe, peers)

@@ -16,7 +16,8 @@ import torch
 
 from stopbath.errors import RequestInvalid
 from stopbath.pipelines.base import ModelUnusable, PeerLost
-from stopbath.pipelines.joint import JointCall, Peers
+from stopbath.pipelines.joint import JointSplit, Peers
+from stopbath.pipelines.likeness import check_close
 from stopbath.pipelines.loader import denoiser_of
 
 if TYPE_CHECKING:
@@ -26,14 +27,12 @@ if TYPE_CHECKING:
 
     from stopbath.pipelines.base import Watch
 
-__all__ = ["UlyssesSplit", "check_close"]
+__all__ = ["UlyssesSplit"]
 
 _INSTEAD: Final = "serve it without --parallel ulysses"
-# How far the split model may be from the whole one, relative to its largest value.
-_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
-class UlyssesSplit:
+class UlyssesSplit(JointSplit):
     """A denoiser whose tokens are spread over the ranks, once `prove` was called on all of them.
 
     Not thread-safe: a rank computes one call at a time.
@@ -43,23 +42,12 @@ class UlyssesSplit:
     """
 
     def __init__(self, pipe: Any, peers: Peers) -> None:
+        super().__init__(peers)
         self._name = type(pipe).__name__
         self._denoiser = denoiser_of(pipe)
-        self._peers = peers
-        self._call: JointCall | None = None
         reason = self._why_not(pipe)
         if reason is not None:
             raise ModelUnusable(f"{self._name} {reason}; {_INSTEAD}")
-
-    @property
-    def rank(self) -> int:
-        """This rank's number in the replica."""
-        return self._peers.rank
-
-    @property
-    def sharing(self) -> bool:
-        """Whether the call in hand shares its steps; see `JointCall.sharing`."""
-        return self._call is not None and self._call.sharing
 
     def _why_not(self, pipe: Any) -> str | None:
         plan = getattr(self._denoiser, "_cp_plan", None)
@@ -144,12 +132,8 @@ class UlyssesSplit:
         Raises what `JointCall` raises.
         """
         del rows
-        try:
-            with JointCall(self._peers, watch.call_id, lambda: watch.cancelled) as call:
-                self._call = call
-                yield
-        finally:
-            self._call = None
+        with self._joined(watch):
+            yield
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call
@@ -193,17 +177,3 @@ def _refusal(name: str, tokens: int, ranks: int) -> str:
         else ("the picture has", "choose another size")
     )
     return f"{what} {tokens} tokens, which cannot be spread over {ranks} ranks; {remedy}"
-
-
-def check_close(name: str, alone: Tensor, together: Tensor, instead: str) -> None:
-    """Refuse a model that makes something else together than alone.
-
-    Raises:
-        ModelUnusable: the difference is more than rounding.
-    """
-    if alone.shape != together.shape:
-        raise ModelUnusable(f"{name} gives another shape when it is split; {instead}")
-    apart = (alone.float() - together.float()).abs().max().item()
-    allowed = _TOLERANCE.get(alone.dtype, 1e-1) * max(alone.float().abs().max().item(), 1e-6)
-    if not apart <= allowed:  # NaN must not pass
-        raise ModelUnusable(f"{name} differs by {apart:.3g} when it is split; {instead}")

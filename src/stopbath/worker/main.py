@@ -14,7 +14,6 @@ import msgspec
 
 from stopbath.config import ServeConfig
 from stopbath.lifecycle import StartRefused
-from stopbath.worker import stacks
 from stopbath.worker.loop import RankLoop
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ def main(
         ModelUnusable: the model cannot be served; one line says why.
         RuntimeError: the server closed the data channel without a stop.
     """
-    stacks.on_signal()
     told = msgspec.convert(config, ServeConfig)
     data = socket.socket(fileno=ctx.fds["data"])
     served = _load(ctx, told, rank, world_size, rendezvous)
@@ -92,7 +90,7 @@ def _load(
 ) -> Rank:
     ctx.progress("importing torch")
     from stopbath.pipelines.diffusers import DiffusersPipeline
-    from stopbath.pipelines.rowsplit import split_of
+    from stopbath.pipelines.split import split_of
     from stopbath.pipelines.step import BatchedPipeline
     from stopbath.worker.rank import Rank
     from stopbath.worker.ranks import device_of, join, share_cores

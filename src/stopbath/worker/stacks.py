@@ -5,18 +5,15 @@ from __future__ import annotations
 import faulthandler
 from typing import Final
 
-from stopbath.messages import DUMP_SIGNAL
-
-__all__ = ["on_signal", "write"]
+__all__ = ["write"]
 
 _STDERR: Final = 2
 
 
-def on_signal() -> None:
-    """Write the stacks at `DUMP_SIGNAL`, in C: also while a call holds the interpreter."""
-    faulthandler.register(DUMP_SIGNAL, file=_STDERR, all_threads=True, chain=False)
-
-
 def write() -> None:
-    """Write the stacks of all threads now."""
+    """Write the stacks of all threads now.
+
+    From a thread that has the interpreter, so that no frame changes meanwhile. Where none can,
+    `DUMP_SIGNAL` has the main thread's written (`lifecycle._handshake`).
+    """
     faulthandler.dump_traceback(file=_STDERR, all_threads=True)
