@@ -125,6 +125,35 @@ def test_a_leak_is_named_and_gives_a_code(tmp_path: Path) -> None:
     assert "/runtime/leak" in done.stdout
 
 
+def test_device_memory_that_nobody_waits_for_and_nobody_names_is_told(tmp_path: Path) -> None:
+    """A look that neither waits nor sees strangers: it is the product's own that is drilled."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'stopbath.devices.look' in sys.orig_argv:\n"
+        "    from stopbath.devices import account\n"
+        "    from stopbath.lifecycle import Deadline\n"
+        "    before, settle = account.look_before, account.settle\n"
+        "    account.look_before = lambda *args: before(*args) | {'foreign': []}\n"
+        "    account.settle = lambda *args, **how: settle(*args[:4], Deadline.after(0), **how)\n"
+    )
+    asked = ("--only", "F07d", "--only", "F07f", "--only", "F07h")
+    done = drill("--json", *asked, PYTHONPATH=str(tmp_path))
+    found = [it for it in json.loads(done.stdout)["results"] if it["simulated"]]
+    states = {it["id"]: it["state"] for it in found if not it["control"]}
+    assert states.pop("F07d", "wrong") == "wrong"  # a real device may be back by itself
+    assert states == {"F07f": "wrong", "F07h": "wrong"}
+    assert {it["state"] for it in found if it["control"]} == {"unverified"}
+
+
+def test_the_table_says_what_is_simulated_and_why() -> None:
+    done = drill("--only", "F07h")
+    assert done.returncode == 0, done.stdout
+    assert "F07h run     simulated device: " in done.stdout
+    assert "on a simulated device (whom a real driver names depends on the host): F07h" in (
+        done.stdout
+    )
+
+
 def test_a_soak_replays_its_choices() -> None:
     """The plan of a cycle depends on seed and number, and on nothing else."""
     assert [plan_of(7, n) for n in range(50)] == [plan_of(7, n) for n in range(50)]

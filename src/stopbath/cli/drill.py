@@ -117,6 +117,7 @@ def _list(chosen: list[Scenario], absent: list[Absent], *, as_json: bool) -> Non
                 "injection": it.injection,
                 "bound_s": it.bound_s,
                 "not_applicable": it.why_not(),
+                "simulated": it.simulated(),
             }
             for it in chosen
         ]
@@ -124,7 +125,13 @@ def _list(chosen: list[Scenario], absent: list[Absent], *, as_json: bool) -> Non
         say(json.dumps({"schema": "stopbath.drill.list/1", "scenarios": told, "absent": missing}))
         return
     rows = [
-        (it.id, it.face, it.title, f"{it.bound_s:g} s", f"not here: {why}" if why else "")
+        (
+            it.id,
+            it.face,
+            _titled(it.title, it.simulated()),
+            f"{it.bound_s:g} s",
+            f"not here: {why}" if why else "",
+        )
         for it in chosen
         for why in (it.why_not(),)
     ]
@@ -189,13 +196,27 @@ def _show(results: list[Result], took_s: float, *, as_json: bool) -> None:
         f"{absent} not applicable; {took_s:.0f} s",
         "bold red" if bad else "bold green",
     )
+    for why in sorted({it.simulated for it in plain if it.simulated}):
+        on_one = ", ".join(dict.fromkeys(it.id for it in plain if it.simulated == why))
+        say(f"on a simulated device ({why}): {on_one}")
     blind = [it.id for it in controls if not it.good]
     verdict = f"these passed, as none may: {', '.join(blind)}" if blind else "none passed"
     say(f"{len(controls)} controls (injection aimed at nothing): {verdict}")
+
+
+def _titled(title: str, simulated: str) -> str:
+    return f"simulated device: {title}" if simulated else title
 
 
 def _row(it: Result) -> tuple[str, ...]:
     bound = f"{it.bound_s:g} s" if it.bound_s else ""
     took = "" if it.took_s is None else f"{it.took_s:.3f} s"
     counts = [f"{len(words)} {column.replace('_', ' ')}" for column, words in it.left.items()]
-    return it.id, it.face, it.title, bound, took, ", ".join(counts) or _WORDS[it.state]
+    return (
+        it.id,
+        it.face,
+        _titled(it.title, it.simulated),
+        bound,
+        took,
+        ", ".join(counts) or _WORDS[it.state],
+    )

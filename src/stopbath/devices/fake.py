@@ -1,4 +1,4 @@
-"""A device that is not there, for tests on a CPU: a ledger, and a module like `pynvml`."""
+"""A device that is not there, for tests and drills: a ledger, and a module like `pynvml`."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ HABITS = {
     "storm": habits.fork_storm,
     "zombies": habits.zombies,
     "device": habits.device_memory,
+    "simulated device": habits.simulated_memory,
     "listen": habits.listen,
     "hangs in its handler": _cleanup_hangs,
     "takes time": _takes_time,

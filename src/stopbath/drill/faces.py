@@ -144,6 +144,7 @@ def server(
     wait: bool = True,
     report: str = "",
     named: bool = True,
+    ledger: bool = False,
     **config: Any,
 ) -> Act:
     """Set the real server over ranks with these habits."""
@@ -157,6 +158,7 @@ def server(
             stderr=stderr,
             report=report,
             config=config,
+            ledger=ledger,
         )
         if wait:
             await_ready(scene, named=named)
@@ -173,6 +175,7 @@ def start_server(
     stderr: str,
     report: str,
     config: dict[str, Any],
+    ledger: bool = False,
 ) -> None:
     """Start guardian, keeper, server and ranks as `stopbath serve` does."""
     graces = dict(zip(("drain_s", "terminate_s", "kill_s"), GRACES, strict=True))
@@ -196,6 +199,7 @@ def start_server(
         "path": [entry or str(Path.cwd()) for entry in sys.path],
         "graces_s": [drain + terminate + kill + 1.0, terminate + kill + 1.0, kill],
         "report": report or str(scene.report_file),
+        "ledger": [sys.executable, "-P", "-m", "stopbath.devices.look"] if ledger else None,
     }
     fd = os.memfd_create("stopbath-job", 0)
     try:

@@ -13,9 +13,13 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
+    "DEVICE_BYTES",
     "TOLD",
     "attach",
     "deafen",
@@ -27,14 +31,17 @@ __all__ = [
     "hold_interpreter",
     "lasting_thread",
     "listen",
+    "read_told",
     "say",
     "segment",
+    "simulated_memory",
     "stop_self",
     "tell",
     "zombies",
 ]
 
 TOLD = "STOPBATH_DRILL_TOLD"
+DEVICE_BYTES = 1 << 29  # what a process takes of a device, real or simulated
 _SHM = "/dev/shm"  # noqa: S108  (where POSIX shared memory is)
 _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -46,6 +53,15 @@ def tell(**facts: object) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         os.write(fd, json.dumps(facts).encode() + b"\n")
         os.close(fd)
+
+
+def read_told(path: Path) -> list[dict[str, Any]]:
+    """Read what was told, in order; a line that is just being written is left for the next time."""
+    facts = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            facts.append(json.loads(line))
+    return facts
 
 
 def say(line: str) -> None:
@@ -171,8 +187,15 @@ def device_memory() -> None:
     """Hold half a gigabyte of a device."""
     torch = importlib.import_module("torch")  # by name: nothing of the command line imports it
 
-    _kept.append(torch.zeros(1 << 29, dtype=torch.uint8, device="cuda"))
+    _kept.append(torch.zeros(DEVICE_BYTES, dtype=torch.uint8, device="cuda"))
     torch.cuda.synchronize()
+
+
+def simulated_memory() -> None:
+    """Hold half a gigabyte of the simulated device, for as long as this process lives."""
+    from stopbath.lifecycle._process import own_start
+
+    tell(who="device", pid=os.getpid(), start=own_start(), bytes=DEVICE_BYTES)
 
 
 def stop_self() -> None:

@@ -55,7 +55,10 @@ def option(word: str) -> str:
 
 @cache
 def gpu() -> str:
-    """There is an NVIDIA device, its ledger can be read, and torch can use it."""
+    """There is an NVIDIA device, its ledger can be read, and torch can use it.
+
+    Elsewhere a simulated one stands in; this says why.
+    """
     from importlib.util import find_spec
 
     if not Path("/dev/nvidiactl").exists():

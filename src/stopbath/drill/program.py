@@ -85,6 +85,8 @@ class Program:
             word, *values = line.split()
             if word == "shutdown":
                 self.shutdown(float(values[0]) if values else None)
+            elif word == "release":
+                self.release(float(values[0]))
             elif word == "begin":
                 threading.Thread(target=self.shutdown, args=(None,), daemon=True).start()
             elif word == "look":
@@ -107,6 +109,20 @@ class Program:
         late = 0.0 if deadline is None else time.monotonic() - deadline.at_s
         habits.tell(who="stopped", late=late, interrupts=interrupts)
         self.tell_report()
+
+    def release(self, within_s: float) -> None:
+        """Wait until the devices have back what the workers held, and tell who has not given it."""
+        from stopbath.devices import open_ledger, wait_released
+
+        report = self.group.report
+        pids = {worker.pid for worker in report.workers if worker.pid} if report else set()
+        ledger = open_ledger()
+        try:
+            found = wait_released(ledger, pids, Deadline.after(within_s))
+        finally:
+            ledger.close()
+        left = [claim.pid for claim in found.left]
+        habits.tell(who="released", took=found.took_s, left=left, of=sorted(pids))
 
     def tell_report(self) -> None:
         """Tell the account, and what this process holds that it did not before."""

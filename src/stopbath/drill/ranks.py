@@ -88,6 +88,7 @@ SIMPLE: dict[str, Callable[[], object]] = {
     "storm": habits.fork_storm,
     "zombies": habits.zombies,
     "device": habits.device_memory,
+    "simulated device": habits.simulated_memory,
     "words": lambda: habits.say("CUDA error: an illegal memory access was encountered"),
     "thread": habits.lasting_thread,
     "hangs in its handler": lambda: signal.signal(signal.SIGTERM, lambda *_: habits.for_ever()),

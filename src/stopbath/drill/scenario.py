@@ -24,6 +24,11 @@ FACES: tuple[Face, ...] = ("library", "run", "serve")
 State = Literal["ok", "late", "left", "unverified", "wrong", "broken", "absent"]
 
 
+def _real() -> str:
+    """Nothing is simulated."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One fault on one face.
@@ -33,7 +38,8 @@ class Scenario:
     each on each face. `expect` is what must be true beyond that, checked at the end. `survivor`
     may be alive at the bound: it is unkillable until the scene lets it go. `swept` says that both
     holders of the run's record are killed: the record (a file, perhaps an empty cgroup) is then
-    for the next start to remove, and that is played too.
+    for the next start to remove, and that is played too. `simulated` says why a simulated device
+    stands in for a real one, if it does.
     """
 
     id: str
@@ -47,6 +53,7 @@ class Scenario:
     then: Act | None = None
     expect: tuple[Check, ...] = ()
     needs: tuple[Need, ...] = ()
+    simulated: Need = _real
     survivor: str = ""
     swept: bool = False
 
@@ -69,7 +76,10 @@ class Absent(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of one scenario. `left` names what is there and was not before, by column."""
+    """What came of one scenario. `left` names what is there and was not before, by column.
+
+    `simulated` says why no real device was used, where a simulated one stood in for it.
+    """
 
     id: str
     face: str
@@ -80,6 +90,7 @@ class Result(NamedTuple):
     took_s: float | None = None
     left: dict[str, list[str]] = {}  # noqa: RUF012  (never written to)
     problems: tuple[str, ...] = ()
+    simulated: str = ""
 
     @property
     def good(self) -> bool:

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from stopbath.drill.habits import TOLD
+from stopbath.drill.habits import TOLD, read_told
 from stopbath.drill.ledger import COOKIE, Ledger, Place, records
 from stopbath.lifecycle import ProcessRef
 from stopbath.lifecycle._containment import remove_tree
@@ -177,13 +177,7 @@ class Scene:
 
     def told(self, who: str = "") -> list[dict[str, Any]]:
         """Give what the run's processes have told, in order; all of it, or what `who` told."""
-        path = self.folder / "told"
-        if not path.exists():
-            return []
-        facts = []
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):
-                facts.append(json.loads(line))
+        facts = read_told(self.folder / "told")
         return [fact for fact in facts if not who or fact["who"] == who]
 
     def hear(self, who: str, within_s: float = _START_S) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class _Play:
             self.took_s,
             self.left,
             tuple(problems),
+            it.simulated(),
         )
 
     def later(self, result: Result) -> Result:

@@ -47,6 +47,7 @@ SIMPLE: dict[str, Callable[[], object]] = {
     "storm": habits.fork_storm,
     "zombies": habits.zombies,
     "device": habits.device_memory,
+    "simulated device": habits.simulated_memory,
     "listen": habits.listen,
     "words": lambda: habits.say("CUDA error: an illegal memory access was encountered"),
     "hangs in its handler": lambda: signal.signal(signal.SIGTERM, lambda *_: habits.for_ever()),

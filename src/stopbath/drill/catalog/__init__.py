@@ -8,6 +8,7 @@ from stopbath.drill.catalog import (
     behind,
     cleanup,
     descendants,
+    devices,
     hidden,
     holdings,
     machine,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ABSENT", "KINDS", "SCENARIOS", "find"]
 
 _PARTS = (
-    *(behind, descendants, resources, holdings, noticed, hidden),
+    *(behind, descendants, resources, devices, holdings, noticed, hidden),
     *(stopping, cleanup, starting, surroundings, machine),
 )
 

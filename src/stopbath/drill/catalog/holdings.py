@@ -1,4 +1,4 @@
-"""F07 to F09: devices, zombies and locks that are left behind."""
+"""F08 and F09: zombies and locks that are left behind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from stopbath.drill import evidence as seen
 from stopbath.drill import expectations as so
 from stopbath.drill import injections as do
-from stopbath.drill.catalog.behind import KILLED_S, LIBRARY_S, RUN_S, SERVE_S
+from stopbath.drill.catalog.behind import LIBRARY_S, RUN_S, SERVE_S
 from stopbath.drill.faces import command, library, needs_server, server
-from stopbath.drill.needs import gpu, own_pids
+from stopbath.drill.needs import own_pids
 from stopbath.drill.scenario import Absent, Scenario
 from stopbath.lifecycle._process import read_stat
 
@@ -27,8 +27,6 @@ _run = partial(Scenario, face="run", bound_s=RUN_S)
 _serve = partial(Scenario, face="serve", bound_s=SERVE_S, needs=(needs_server,))
 
 _PID_1 = ("unshare", "--pid", "--fork", "--mount-proc")
-
-_MIB = 1 << 20
 
 
 def _orphans_ended(scene: Scene) -> str:
@@ -79,68 +77,7 @@ def _swept(scene: Scene) -> str:
     return "" if code == 0 else f"sweep ended with {code}: {text[-300:]}"
 
 
-def _device_used() -> int:
-    from stopbath.devices import open_ledger
-
-    ledger = open_ledger()
-    try:
-        return sum(device.used_bytes for device in ledger.devices())
-    finally:
-        ledger.close()
-
-
-def _note_device(scene: Scene) -> None:
-    scene.notes["device"] = _device_used()
-
-
-def _device_held(scene: Scene) -> str:
-    """The driver counts at least the 512 MiB that were taken."""
-    more = _device_used() - scene.notes["device"]
-    return "" if more > 500 * _MIB else f"the device holds only {more // _MIB} MiB more"
-
-
-def _device_back(scene: Scene) -> str:
-    scene.until(lambda: _device_used() - scene.notes["device"] < 64 * _MIB, 2.0)
-    more = _device_used() - scene.notes["device"]
-    return "" if more < 64 * _MIB else f"the device still holds {more // _MIB} MiB"
-
-
 SCENARIOS: tuple[Scenario, ...] = (
-    # -- F07: device memory
-    _library(
-        id="F07a",
-        title="a worker that holds device memory is deaf",
-        injection="holds device memory",
-        needs=(gpu,),
-        setup=do.both(_note_device, library("deaf!device")),
-        inject=do.nothing,
-        verify=_device_held,
-        then=so.shutdown(2.0),
-        expect=(_device_back,),
-    ),
-    _run(
-        id="F07b",
-        title="a command that holds device memory; its guardian is killed (-9)",
-        injection="holds device memory",
-        bound_s=KILLED_S,
-        needs=(gpu,),
-        setup=do.both(_note_device, command("deaf!device")),
-        inject=do.nothing,
-        verify=_device_held,
-        then=do.kill("front"),
-        expect=(_device_back,),
-    ),
-    _serve(
-        id="F07c",
-        title="a rank that holds device memory is deaf",
-        injection="holds device memory",
-        needs=(needs_server, gpu),
-        setup=do.both(_note_device, server("deaf!device")),
-        inject=do.nothing,
-        verify=_device_held,
-        then=so.term(),
-        expect=(_device_back,),
-    ),
     # -- F08: zombies
     _library(
         id="F08a",
