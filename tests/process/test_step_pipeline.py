@@ -170,9 +170,11 @@ def test_a_mixed_batch_equals_diffusers(family: str, model_of: Any) -> None:
 @pytest.mark.parametrize("family", TRANSFORMERS)
 def test_a_request_has_the_same_bits_alone_and_in_company(family: str, model_of: Any) -> None:
     """Whatever the number of rows, the place in the batch, and who comes and goes meanwhile."""
-    if not rows_are_apart():
-        pytest.skip("on this machine the bits of a matrix product depend on its other rows")
+    from stopbath.pipelines.loader import denoiser_of
+
     model = model_of(family)
+    if not rows_are_apart(denoiser_of(model.pipe)):
+        pytest.skip("on this machine the bits of a matrix product depend on its other rows")
     company = begun(model, [request(p, seed=i, guidance_scale=g) for i, p, g in OTHERS])
     samples = begun(model, MIXED[:4])
     while not all(sample.over for sample in samples):
@@ -186,15 +188,29 @@ def test_a_request_has_the_same_bits_alone_and_in_company(family: str, model_of:
 OTHERS = [(i, f"number {i}", 1.0 + i % 3) for i in range(5)]
 
 
-def rows_are_apart() -> bool:
-    """Whether this build of torch gives rows of products their own bits, in fours at least."""
+def rows_are_apart(model: Any) -> bool:
+    """Whether every layer has a number of rows from which on each has its own bits."""
+    from stopbath.pipelines.rows import rows_enough
+
+    linears = [it for it in model.modules() if isinstance(it, torch.nn.Linear)]
+    shapes = {(it.in_features, it.out_features): it for it in linears}
+    return all(map(rows_enough, shapes.values()))
+
+
+def test_layers_that_see_a_row_per_picture_are_padded_to_what_is_enough() -> None:
+    """A layer alone gives one row the bits that it has among sixty others, once it is steady."""
+    from stopbath.pipelines.rows import rows_enough, steady
+
     chance = torch.Generator().manual_seed(0)
-    weight, x = (torch.randn(48, 48, generator=chance) for _ in range(2))
-    whole = torch.nn.functional.linear(x, weight)
-    return all(
-        torch.equal(torch.nn.functional.linear(x[:rows], weight), whole[:rows])
-        for rows in range(4, 48, 4)
-    )
+    for features in (16, 48, 96, 256, 512):
+        linear = torch.nn.Linear(features, 24)
+        if not rows_enough(linear):
+            continue
+        x = torch.randn(64, features, generator=chance)
+        with torch.no_grad():
+            steady([linear], lambda linear=linear, x=x: linear(x[:1]))
+            whole = linear(x)
+            assert all(torch.equal(linear(x[:rows]), whole[:rows]) for rows in range(1, 64))
 
 
 def test_ancestral_noise_comes_from_the_own_generator(model_of: Any) -> None:

@@ -14,7 +14,7 @@ from stopbath.pipelines.compiled import compile_denoiser, compiling, first_reque
 from stopbath.pipelines.diffusers import check_request, warm_up_request
 from stopbath.pipelines.families import Flux, StableDiffusion3
 from stopbath.pipelines.loader import denoiser_of, load_pipeline, model_info
-from stopbath.pipelines.rows import LAYER_ROWS, MODEL_ROWS, padded, steady
+from stopbath.pipelines.rows import MODEL_ROWS, TEXT_ROWS, padded, steady
 from stopbath.pipelines.rowsplit import RowSplit
 from stopbath.pipelines.unets import StableDiffusion, StableDiffusionXL
 
@@ -64,7 +64,7 @@ class BatchedPipeline:
         self._texts: OrderedDict[str, Rows] = OrderedDict()
         self._split: RowSplit | UlyssesSplit | None = None
         self._compiled = False
-        self._model_rows, self._text_rows = (MODEL_ROWS, LAYER_ROWS) if device == "cpu" else (1, 1)
+        self._model_rows, self._text_rows = (MODEL_ROWS, TEXT_ROWS) if device == "cpu" else (1, 1)
 
     @classmethod
     def load(cls, model: str, device: str) -> BatchedPipeline:
@@ -102,11 +102,23 @@ class BatchedPipeline:
             unguided = msgspec.structs.replace(request, guidance_scale=1.0)
             (sample,) = self._begin([unguided])
             self._model_rows = 1
-            steady(denoiser_of(self.pipe), lambda: self.step([sample]))
+            steady(self._models(), lambda: self._fewest(sample))
             self._model_rows = MODEL_ROWS
+            self._texts.clear()  # encoded before
         if self._split is not None:
             self._split.prove(lambda: self._made(request).latents)
         self.finish([self._made(request)])
+
+    def _models(self) -> list[Any]:
+        """Give the denoiser and the text encoders."""
+        names = [name for name in self.pipe.components if name.startswith("text_encoder")]
+        encoders = [getattr(self.pipe, name) for name in names]
+        return [denoiser_of(self.pipe), *(it for it in encoders if it is not None)]
+
+    def _fewest(self, sample: Sample) -> None:
+        """Run them for as few rows as there ever are."""
+        self._stages.encode([""] * TEXT_ROWS)
+        self.step([sample])
 
     def _made(self, request: GenerationRequest) -> Sample:
         (sample,) = self._begin([request])
