@@ -94,10 +94,9 @@ from stopbath.lifecycle import Deadline, WorkerGroup, WorkerSpec
 group = WorkerGroup("g", [WorkerSpec("misbehaving:obedient")])
 group.start(); group.wait_ready(Deadline.after(20))
 child = os.fork()
-if child == 0:
-    while True: signal.pause()
-print(child, flush=True)
-signal.pause()
+if child == 0:  # it says so itself: then what is run in a forked child has run
+    print(os.getpid(), flush=True)
+while True: signal.pause()
 """
     path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)])
     program = subprocess.Popen(
