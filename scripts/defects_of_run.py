@@ -124,7 +124,7 @@ MUTANTS_OF_RUN = (
         (
             f"{_SIGNALS}::test_whoever_reads_sees_the_end_when_the_command_closes_and_not_when_it_ends",
         ),
-        (one("_keeper.py", "            self._let_go()\n", ""),),
+        (one("_keeper_loop.py", "            self._let_go()\n", ""),),
     ),
     Mutant(
         "other descriptors are not handed on",
@@ -233,7 +233,7 @@ MUTANTS_OF_RUN = (
     Mutant(
         "the keeper does not look before it kills",
         (f"{_LEFT}::test_a_socket_bound_since_the_last_look_is_removed_by_the_keeper",),
-        (one("_keeper.py", "            self._last_look.look()\n", "            pass\n"),),
+        (one("_keeper_loop.py", "            self._last_look.look()\n", "            pass\n"),),
     ),
     Mutant(
         "what a stranger holds too is taken for ours",

@@ -34,6 +34,7 @@ HANG_S = 25.0  # for one test
 _P, _U = "tests/process", "tests/unit"
 _STOP, _FAIL = f"{_P}/test_group_stop.py", f"{_P}/test_group_failure.py"
 _SEED, _HOST = f"{_P}/test_seed_regression.py", f"{_P}/test_group_host.py"
+_ZYGOTE = f"{_P}/test_zygote.py"
 _START, _FIRST = f"{_P}/test_group_start.py", f"{_P}/test_first_instants.py"
 
 
@@ -51,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_FAIL}::test_a_death_is_noticed_at_once_and_takes_its_subtree",),
         (
             one(
-                "_keeper.py",
+                "_keeper_loop.py",
                 "        self._poll.register(ref.fileno(), select.POLLIN)\n        if access",
                 "        if access",
             ),
@@ -84,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "SIGKILL without reaping",
         (f"{_SEED}::test_dead_deaf_and_broken_at_once",),
         (
-            one("_keeper.py", "        reap(child.ref)\n", ""),
+            one("_keeper_loop.py", "        reap(child.ref)\n", ""),
             # And the second line of defence: what is dead and nobody's is reaped in passing.
             one(
                 "_strays.py",
@@ -152,7 +153,9 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             _NO_CGROUP,
             one("_keeper.py", "    become_subreaper()\n    me =", "    me ="),
-            one("_child.py", "libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)\n", "pass\n"),
+            one(
+                "_child.py", "ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)", "pass"
+            ),
         ),
     ),
     Mutant(
@@ -162,8 +165,8 @@ MUTANTS: tuple[Mutant, ...] = (
             _NO_CGROUP,
             one(
                 "_strays.py",
-                "            elif take and stat is not None and pid not in",
-                "            elif take and stat is None and pid not in",
+                "            elif take and pid not in",
+                "            elif take and pid in",
             ),
         ),
     ),
@@ -183,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_FAIL}::test_the_cause_names_worker_end_and_last_words_and_the_peers_are_stopped",),
         (
             one(
-                "_keeper.py",
+                "_keeper_loop.py",
                 "            child.exit = peek_exit(child.ref)\n",
                 "            child.exit = peek_exit(child.ref) and Exit()\n",
             ),
@@ -292,6 +295,31 @@ MUTANTS: tuple[Mutant, ...] = (
                 'self.stop(Action.DRAIN, math.inf, "a fault")',
             ),
         ),
+    ),
+    Mutant(
+        "a worker that is just born is taken for a stray",
+        (f"{_ZYGOTE}::test_many_are_born_at_once",),
+        (one("_keeper_loop.py", "take=take, spare=zygotes)", "take=take)"),),
+    ),
+    Mutant(
+        "a zygote that does not answer is waited for",
+        (f"{_ZYGOTE}::test_a_zygote_that_does_not_answer_is_given_up",),
+        (one("_nursery.py", "time.monotonic() >= self._asked.due:", "False:"),),
+    ),
+    Mutant(
+        "a stop waits for whoever is not born",
+        (f"{_ZYGOTE}::test_a_stop_while_the_zygote_imports",),
+        (one("_core.py", "            keeper.cancel(member.spawn_id)\n", "            pass\n"),),
+    ),
+    Mutant(
+        "a forked worker without a parent-death signal",
+        (f"{_P}/test_parent_death.py::test_the_default_here_is_the_kernels_way",),
+        (one("_child.py", '=ends == "kernel")', '=ends == "kernel" and not forked)'),),
+    ),
+    Mutant(
+        "a zygote outlives its client",
+        (f"{_ZYGOTE}::test_a_forked_worker_that_starts_workers",),
+        (one("_keeper_loop.py", "        self._nursery.dismiss(client)\n", ""),),
     ),
 )
 

@@ -90,9 +90,10 @@ def guard(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         report: Path | None = None,
         wrapper: tuple[str, ...] = (),
         parent_death: str = "kernel",
+        preload: tuple[str, ...] = (),
         ledger: tuple[str, ...] = (),
     ) -> Run:
-        fields = {"parent_death": parent_death}
+        fields = {"parent_death": parent_death, "preload": preload}
         serves = [2, f"misbehaving:{ranks}", graces, fields]
         job = {
             "kind": "serve",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Literal
 
 import msgspec
 
 from stopbath.errors import UsageError
 
-__all__ = ["BUNDLED", "ServeConfig", "environment"]
+__all__ = ["BUNDLED", "ServeConfig", "environment", "model_path"]
 
 BUNDLED = "bundled"
 """The name that stands for the model that ships in the package."""
@@ -36,6 +36,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 16  # pictures that step mode works on at once
     executor: ExecutorKind = "multiproc"  # ranks as processes, or as threads for debugging
     compile: bool = False  # the denoiser, with torch.compile
+    zygote: bool = False  # ranks are forked off a process that has imported once what they need
     device: str = "auto"  # auto, cpu, cuda
     drain_s: float = 5.0
     terminate_s: float = 2.0
@@ -124,6 +125,13 @@ def _check_seconds(config: ServeConfig) -> None:
     ):
         if not 0 < seconds < float("inf"):
             raise UsageError(f"{flag} must be a number of seconds > 0, not {seconds}")
+
+
+def model_path(model: str) -> Path:
+    """Give the folder that `model` (a path, or `BUNDLED`) means."""
+    if model == BUNDLED:
+        return Path(__file__).parent / "pipelines" / "bundled"
+    return Path(model).expanduser()
 
 
 def environment() -> dict[str, str]:

@@ -33,7 +33,12 @@ CHILD = Path(stopbath.lifecycle.__file__).parent / "_child.py"
 SITS = ("in python", "in c", "in a signal wait")
 GROUP = """
 group = WorkerGroup("g", [
-    WorkerSpec("misbehaving:tells_how_it_is_armed", args=(sits,), parent_death={how!r})
+    WorkerSpec(
+        "misbehaving:tells_how_it_is_armed",
+        args=(sits,),
+        parent_death={how!r},
+        preload={preload!r},
+    )
     for sits in {sits!r}
 ], policy=Policy.INDEPENDENT)
 group.start()
@@ -54,13 +59,15 @@ class Tree(NamedTuple):
     helpers: list[int]
 
 
-@pytest.fixture
-def tree(program: Callable[..., subprocess.Popen[str]]) -> Iterator[Callable[..., Tree]]:
+@pytest.fixture(params=[(), ("born",)], ids=["executed", "forked"])
+def tree(
+    request: pytest.FixtureRequest, program: Callable[..., subprocess.Popen[str]]
+) -> Iterator[Callable[..., Tree]]:
     """Make a program with a group whose workers have no parent-death signal, and helpers."""
     everybody: list[int] = []
 
     def make(how: str = "socket", armed: int = 0) -> Tree:
-        host = program(GROUP.format(how=how, sits=SITS))
+        host = program(GROUP.format(how=how, sits=SITS, preload=request.param))
         assert host.stdout is not None
         keeper = int(host.stdout.readline())
         told = [[int(word) for word in host.stdout.readline().split()] for _ in SITS]

@@ -9,27 +9,25 @@ from typing import Any
 
 import pytest
 
-from stopbath.config import BUNDLED
+from stopbath.config import BUNDLED, model_path
 from stopbath.pipelines.base import ModelUnusable
 from stopbath.pipelines.loader import (
     ModelDefaults,
-    bundled_path,
     load_pipeline,
     model_info,
-    path_of,
 )
 
 
 def test_the_bundled_model_is_served_with_its_own_defaults() -> None:
     """Twelve steps at guidance 3: diffusers' own defaults are those of a large model."""
-    told = json.loads((bundled_path() / "stopbath.json").read_text())
+    told = json.loads((model_path(BUNDLED) / "stopbath.json").read_text())
     assert (told["num_inference_steps"], told["guidance_scale"]) == (12, 3.0)
     assert (told["max_width"], told["max_height"]) == (32, 32)
 
 
 def test_the_bundled_model_has_a_name() -> None:
-    assert path_of(BUNDLED) == bundled_path()
-    assert path_of("/x/y") == Path("/x/y")
+    assert model_path(BUNDLED).parent.name == "pipelines"
+    assert model_path("/x/y") == Path("/x/y")
 
 
 @pytest.mark.parametrize(

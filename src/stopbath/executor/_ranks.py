@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stopbath.config import environment
+from stopbath.executor._preload import preload_of
 from stopbath.executor.base import RankStatus, ReplicaStatus
 from stopbath.lifecycle import GroupState, WorkerSpec
 
@@ -35,6 +36,8 @@ _SETTINGS: Final = {
     # OpenMP's threads spin while they wait for each other. When anything else wants a core, they
     # spin away the time of the one they wait for: a step took 20 times as long on a busy machine.
     "OMP_WAIT_POLICY": "PASSIVE",
+    # To ask whether there is a GPU without becoming a process that cannot be forked any more.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
 
@@ -54,6 +57,7 @@ def describe(
         store = os.memfd_create("stopbath-store", os.MFD_CLOEXEC)
         theirs.callback(os.close, store)
         shared[_STORE] = store
+    preload = preload_of(config) if config.zygote else ()
     socks, specs = [], []
     for rank in range(config.ranks):
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -67,6 +71,7 @@ def describe(
                 name=f"{replica}/rank{rank}",
                 env=env,
                 fds={"data": its.fileno(), **shared},
+                preload=preload,
             )
         )
     return socks, specs

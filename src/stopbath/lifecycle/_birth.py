@@ -14,59 +14,114 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from stopbath.lifecycle._channel import Frame
     from stopbath.lifecycle._containment import Leaf, RunCgroup
+    from stopbath.lifecycle._kept import Order
 
-__all__ = ["default_signals", "spawn_process"]
+__all__ = ["Layout", "default_signals", "spawn_process", "spawn_zygote"]
+
+_ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_zygote.py")
+_ZYGOTE_FD = 3
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""A process with threads cannot be forked: those that libraries start while they are imported."""
+
+
+class Layout:
+    """Which descriptors a new process gets under which numbers. Owns what it makes itself.
+
+    One that may ask for workers gets a socket to the keeper, whose other end is `access`.
+    """
+
+    __slots__ = ("_theirs", "access", "fds", "targets")
+
+    def __init__(self, order: Order) -> None:
+        self.fds = list(order.fds)
+        self.targets = [int(target) for target in order.frame["fds"]]
+        self.access: socket.socket | None = None
+        self._theirs: socket.socket | None = None
+        if order.frame["keeper_fd"] is not None:
+            self.access, self._theirs = socket.socketpair()
+            self.fds.append(self._theirs.fileno())
+            self.targets.append(int(order.frame["keeper_fd"]))
+
+    def handed_on(self) -> socket.socket | None:
+        """The process is born: give our end of its socket, which the caller owns from here on."""
+        access, self.access = self.access, None
+        return access
+
+    def close(self) -> None:
+        """Close what is its own."""
+        for sock in (self.access, self._theirs):
+            if sock is not None:
+                sock.close()
 
 
 def spawn_process(
-    frame: Frame, fds: list[int], env: Mapping[str, str], cgroup: RunCgroup, leaf: Leaf | None
+    order: Order, cgroup: RunCgroup, leaf: Leaf | None
 ) -> tuple[ProcessRef, socket.socket | None]:
-    """Start what `frame` describes, with `fds` under the numbers it names.
+    """Start what was asked for as a new program.
 
     Gives the process, and our end of a socket when it may ask for workers itself; the caller
     owns both. `OSError` when it cannot be started.
     """
-    targets = [int(target) for target in frame["fds"]]
+    frame = order.frame
     if not frame["argv"][0]:  # no program has that name; posix_spawn takes it for a mistake
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     argv = [*map(str, frame["argv"]), *([str(os.getpid())] if frame["worker"] else [])]
-    pair: tuple[socket.socket, socket.socket] | None = None
+    layout = Layout(order)
     own: list[int] = []
     try:
-        if frame["keeper_fd"] is not None:
-            pair = socket.socketpair()
-            fds = [pair[1].fileno(), *fds]
-            targets = [int(frame["keeper_fd"]), *targets]
-        above = max(targets, default=2)
-        own.extend(dup_high(fd, above) for fd in fds)
+        above = max(layout.targets, default=2)
+        own.extend(dup_high(fd, above) for fd in layout.fds)
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_DUP2, source, target)
-            for source, target in zip(own, targets, strict=True)
+            for source, target in zip(own, layout.targets, strict=True)
         ]
         if frame["worker"]:
             actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
         with cgroup.born_in(None if frame["worker"] else leaf):
             pid = _exec(
                 argv,
-                env,
+                order.env,
                 file_actions=actions,
                 **({"setsid": True} if frame["new_session"] else {"setpgroup": 0}),
                 setsigmask=(),
                 setsigdef=default_signals(frame["ignore"]),
             )
         # A child keeps its pid until we reap it: the pidfd cannot miss it.
-        return ProcessRef.open(pid), None if pair is None else pair[0]
-    except OSError:
-        if pair is not None:
-            pair[0].close()
-        raise
+        return ProcessRef.open(pid), layout.handed_on()
     finally:
         for fd in own:
             os.close(fd)
-        if pair is not None:
-            pair[1].close()
+        layout.close()
+
+
+def spawn_zygote(interpreter: str, env: Mapping[str, str]) -> tuple[ProcessRef, socket.socket]:
+    """Start a zygote, which waits to be told what to import; the caller owns both."""
+    ours, theirs = socket.socketpair()
+    source = -1
+    try:
+        source = dup_high(theirs.fileno(), _ZYGOTE_FD)
+        argv = [interpreter, "-I", "-S", _ZYGOTE, str(_ZYGOTE_FD), str(os.getpid())]
+        pid = os.posix_spawn(
+            interpreter,
+            argv,
+            {**env, **_ONE_THREAD},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, source, _ZYGOTE_FD),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=default_signals(),
+        )
+        return ProcessRef.open(pid), ours
+    except OSError:
+        ours.close()  # at whose end it leaves
+        raise
+    finally:
+        theirs.close()
+        if source >= 0:
+            os.close(source)
 
 
 def _exec(argv: list[str], env: Mapping[str, str], **how: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -98,6 +99,17 @@ class Channel:
             else:
                 self._out.popleft()
         return True
+
+    def keep_up(self, poll: select.poll) -> None:
+        """Send what the socket takes now, and have `poll` wake for what is left.
+
+        A peer that is gone is no error here: its end arrives as an event of its own.
+        """
+        try:
+            done = self.flush()
+        except BrokenPipeError:
+            return
+        poll.modify(self.fileno(), select.POLLIN if done else select.POLLIN | select.POLLOUT)
 
     def receive(self) -> list[tuple[Frame, list[int]]]:
         """Read the whole frames that have arrived; `eof` is set when the peer is gone.

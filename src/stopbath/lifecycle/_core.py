@@ -5,12 +5,20 @@ Everything here runs on the supervisor's thread. Other threads read fields and p
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from stopbath.lifecycle._errors import LOST_KEEPER, Cause, Exit, describe_exception
+from stopbath.lifecycle._errors import (
+    LOST_KEEPER,
+    Cause,
+    Exit,
+    KeeperDied,
+    ProtocolError,
+    describe_exception,
+)
 from stopbath.lifecycle._escalation import Action
 from stopbath.lifecycle._evidence import survivor_of
 from stopbath.lifecycle._process import memory_gib, peek_exit
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._member import Member
     from stopbath.lifecycle._process import ProcessRef
     from stopbath.lifecycle._report import Survivor
+    from stopbath.lifecycle._spawn import KeeperClient
     from stopbath.lifecycle._supervisor import Supervisor
 
 __all__ = ["GroupCore", "Policy"]
@@ -138,7 +147,7 @@ class GroupCore:
         self._spawn_failed(member, why)
 
     def _spawn_failed(self, member: Member, why: str) -> None:
-        if member.state is WorkerState.SPAWNING:
+        if member.unborn:
             member.move(WorkerEvent.SPAWN_FAILED)
         member.ended_at = time.monotonic()
         self.fault(member, f"could not be started: {why}")
@@ -206,7 +215,7 @@ class GroupCore:
                 self.fault(member, LOST_KEEPER)
             if member.status_due is not None:
                 self._ended_untold(member, time.monotonic())
-            if member.state is WorkerState.SPAWNING:
+            if member.unborn:
                 member.exit = Exit()
                 self._spawn_failed(member, "the keeper died")
             elif member.state is WorkerState.EXITED:
@@ -366,6 +375,14 @@ class GroupCore:
                 member.sent = None
             if member.state is WorkerState.CREATED:
                 member.move(WorkerEvent.STOP)
+            elif member.unborn and self._sup is not None:
+                self._call_off(member, self._sup.keeper)
+
+    @staticmethod
+    def _call_off(member: Member, keeper: KeeperClient) -> None:
+        """It need not be born; whether it is all the same, the keeper says."""
+        with contextlib.suppress(KeeperDied, ProtocolError):  # its end is an event of its own
+            keeper.cancel(member.spawn_id)
 
     def _look_for_the_dead(self, now: float) -> None:
         """Who was dead before a stop began is a fault, whichever is heard of first."""

@@ -2,6 +2,8 @@
 
 worker → supervisor: `hello`, `progress`, `ready`, `failed`, `budget`, `report`
 supervisor → worker: `go` (with the target in an anonymous file), `stop`
+
+What a worker that is forked needs to know before its birth goes to the zygote, by the keeper.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from stopbath.lifecycle._errors import StartRefused
 from stopbath.lifecycle._process import die
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stopbath.lifecycle._context import WorkerContext
     from stopbath.lifecycle._spec import WorkerSpec
 
-__all__ = ["go_frame", "payload_of", "run_target", "shake_hands"]
+__all__ = ["fork_frame", "go_frame", "payload_of", "run_target", "settle", "shake_hands"]
 
 
 _STDERR = 2
@@ -61,11 +63,19 @@ def go_frame(spec: WorkerSpec, fds: dict[str, int], keeper: Frame | None) -> Fra
         "t": "go",
         "name": spec.name,
         "fds": fds,
-        "path": sys.path if spec.path is None else spec.path,
-        "cwd": os.getcwd(),
+        **_place_of(spec),
         "main": _main_module(spec),
         "keeper": keeper,
     }
+
+
+def fork_frame(spec: WorkerSpec, words: Sequence[str]) -> Frame:
+    """Say what a zygote is to import, where, and what its child is told as `_child`'s words."""
+    return {"preload": list(spec.preload), "words": list(words), **_place_of(spec)}
+
+
+def _place_of(spec: WorkerSpec) -> Frame:
+    return {"path": sys.path if spec.path is None else spec.path, "cwd": os.getcwd()}
 
 
 def _main_module(spec: WorkerSpec) -> Frame | None:
@@ -78,7 +88,7 @@ def _main_module(spec: WorkerSpec) -> Frame | None:
     return {key: data[key] for key in ("init_main_from_name", "init_main_from_path") if key in data}
 
 
-def shake_hands(control: int, name: str) -> _Job:
+def shake_hands(control: int, name: str, *, forked: bool) -> _Job:
     """Say hello, wait for go, take over path, directory and descriptors."""
     channel = Channel(socket.socket(fileno=control))
     channel.send({"t": "hello", "pid": os.getpid()})
@@ -96,7 +106,8 @@ def shake_hands(control: int, name: str) -> _Job:
         die()
     with os.fdopen(fds[0], "rb") as file:
         payload = file.read()
-    _settle(go)
+    settle(go, with_site=not forked)
+    sys.argv[:] = [go["name"]]
     from stopbath.lifecycle._context import WorkerContext
 
     ctx = WorkerContext(channel, name, go["fds"], go["keeper"])
@@ -105,13 +116,16 @@ def shake_hands(control: int, name: str) -> _Job:
     return _Job(ctx, payload, go["main"])
 
 
-def _settle(go: Frame) -> None:
-    """Become the interpreter the parent is: site (which also finds a virtual environment), path."""
-    import site
+def settle(go: Frame, *, with_site: bool) -> None:
+    """Become the interpreter the parent is: site (which also finds a virtual environment), path.
 
-    site.main()
+    A forked worker has `site` from its zygote: what .pth files run is to be run once.
+    """
+    if with_site:
+        import site
+
+        site.main()
     sys.path[:] = go["path"] or sys.path
-    sys.argv[:] = [go["name"]]
     os.chdir(go["cwd"])
 
 

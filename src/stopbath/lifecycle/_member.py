@@ -58,6 +58,11 @@ class Member:
         return self.state not in {WorkerState.CREATED, WorkerState.EXITED, WorkerState.GONE}
 
     @property
+    def unborn(self) -> bool:
+        """Whether it was asked for and there is no process yet."""
+        return self.alive and self.ref is None
+
+    @property
     def reachable(self) -> bool:
         """Whether a step of a stop can still do something for it."""
         return self.alive

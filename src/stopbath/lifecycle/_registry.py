@@ -30,6 +30,8 @@ MARK = "STOPBATH_RUN"
 SUFFIX = ".run"
 _ATTEMPTS = 8  # somebody who looks at a file holds its lock for microseconds
 _LONGEST_LINE = 64 << 10
+_RESOURCE = b'{"t": "resource"'
+_CGROUP = _RESOURCE + b', "kind": "cgroup"'
 
 
 def directories() -> Iterator[str]:
@@ -110,6 +112,17 @@ class Record:
     def note_resource(self, kind: str, **facts: Any) -> None:
         """Add something that must not outlive the run: cgroup, shm or socket, with its proof."""
         self.note(t="resource", kind=kind, **facts)
+
+    @property
+    def names_leftovers(self) -> bool:
+        """Whether there is anything in it that a process does not take along: a file, a segment.
+
+        The run's cgroup does not count: who asks has removed it.
+        """
+        if not self.present:
+            return False
+        lines = os.pread(self.fd, os.fstat(self.fd).st_size, 0).splitlines()
+        return any(line.startswith(_RESOURCE) and not line.startswith(_CGROUP) for line in lines)
 
     def marked(self, env: dict[str, str]) -> dict[str, str]:
         """Give an environment that carries the run's mark."""

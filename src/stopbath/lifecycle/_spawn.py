@@ -15,7 +15,7 @@ from stopbath.lifecycle._errors import Exit, KeeperDied, ProtocolError
 from stopbath.lifecycle._process import ProcessRef, dup_high, own_start, reap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stopbath.lifecycle._deadline import Deadline
     from stopbath.lifecycle._registry import Record
@@ -24,6 +24,7 @@ __all__ = [
     "CONTROL_FD",
     "Gone",
     "KeeperClient",
+    "Note",
     "SpawnFailed",
     "Spawned",
     "Stopped",
@@ -77,6 +78,13 @@ class Stopped(NamedTuple):
     mine: bool
 
 
+class Note(NamedTuple):
+    """Something that whoever runs the workers should read."""
+
+    what: str
+    mine: bool
+
+
 class Gone(NamedTuple):
     """A process is reaped and nothing it left is alive; `strays` were ended on the way."""
 
@@ -88,7 +96,7 @@ class Gone(NamedTuple):
     mine: bool
 
 
-Event = Spawned | SpawnFailed | WorkerExited | Stopped | StraysLeft | Gone
+Event = Spawned | SpawnFailed | WorkerExited | Stopped | StraysLeft | Note | Gone
 
 
 class KeeperClient:
@@ -170,13 +178,15 @@ class KeeperClient:
         lifeline_fd: int | None = None,
         ignore: Sequence[int] = (),
         new_session: bool = True,
+        fork: Frame | None = None,
     ) -> int:
         """Ask for a process; the answer comes as `Spawned` or `SpawnFailed` with this id.
 
         `fds` maps the child's numbers to ours. A *worker* gets the keeper's pid as its last
         argument and /dev/null as stdin; any other command keeps the keeper's stdin. It finds a
         socket to the keeper as `keeper_fd`, and as `lifeline_fd` what ends when the keeper does.
-        Signals in `ignore` stay ignored.
+        Signals in `ignore` stay ignored. With `fork` (see `_handshake.fork_frame`) it is born of a
+        zygote where that is possible.
         """
         self._last_id += 1
         frame = {
@@ -191,9 +201,14 @@ class KeeperClient:
             "worker": worker,
             "ignore": list(ignore),
             "new_session": new_session,
+            "fork": fork,
         }
         self._send(frame, list(fds.values()))
         return self._last_id
+
+    def cancel(self, ident: int) -> None:
+        """Call off what was asked for as `ident`; nothing when it is born by now."""
+        self._send({"op": "cancel", "id": ident})
 
     def signal_child(self, ident: int, number: int, *, group: bool) -> None:
         """Have the keeper signal the process asked for as `ident`, or its process group."""
@@ -277,6 +292,17 @@ def _see_off(pid: int) -> None:
         ref.close()
 
 
+_OF_LIFE: dict[str, Callable[[int, Frame], Event]] = {
+    "strays": lambda ident, it: StraysLeft(ident, it["left"], it["mine"]),
+    "stopped": lambda ident, it: Stopped(ident, it["mine"]),
+    "note": lambda _, it: Note(str(it["what"]), it["mine"]),
+    "exited": lambda ident, it: WorkerExited(ident, it["name"], it["pid"], _end(it), it["mine"]),
+    "gone": lambda ident, it: Gone(
+        ident, it["name"], it["pid"], _end(it), it["strays"], it["mine"]
+    ),
+}
+
+
 def _event(frame: Frame, fds: list[int]) -> Event:
     kind, ident = frame["ev"], frame.get("id", 0)
     if kind == "spawned":
@@ -284,11 +310,8 @@ def _event(frame: Frame, fds: list[int]) -> Event:
         return Spawned(ident, frame["name"], ref, frame["mine"])
     if kind == "failed":
         return SpawnFailed(ident, frame["errno"], frame["why"])
-    if kind == "strays":
-        return StraysLeft(ident, frame["left"], frame["mine"])
-    if kind == "stopped":
-        return Stopped(ident, frame["mine"])
-    end = Exit(frame["code"], frame["signal"])
-    if kind == "exited":
-        return WorkerExited(ident, frame["name"], frame["pid"], end, frame["mine"])
-    return Gone(ident, frame["name"], frame["pid"], end, frame["strays"], frame["mine"])
+    return _OF_LIFE[kind](ident, frame)
+
+
+def _end(frame: Frame) -> Exit:
+    return Exit(frame["code"], frame["signal"])

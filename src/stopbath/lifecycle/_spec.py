@@ -21,6 +21,13 @@ def _main_can_be_found() -> bool:
     return getattr(main, "__file__", None) is not None or main.__spec__ is not None
 
 
+def _names_a_module(word: object) -> bool:
+    if not isinstance(word, str):
+        return False
+    module, colon, name = word.partition(":")
+    return bool(module) and (bool(name) or not colon)
+
+
 class WorkerSpec:
     """One worker to be started.
 
@@ -38,6 +45,12 @@ class WorkerSpec:
             started it (`ctx.supervisor()`), which end with it.
         prefix: Whether the lines of its stderr are forwarded with its name in front.
         path: Its `sys.path`; by default this process's.
+        preload: What it needs and what takes long to import, as `"module"` or `"module:name"`.
+            Workers with the same list are forked off one process, the zygote, that has imported
+            it once. What a module does when it is imported is done once, for all of them (a
+            random state that it seeds, a file that it opens), with the environment of the first,
+            and with `OMP_NUM_THREADS=1`: call `torch.set_num_threads`. A module that starts a
+            thread or opens a device cannot be forked; workers start without a zygote then.
         parent_death: How it learns that nobody is left to end it, `"kernel"` or `"socket"` (see
             `_parent_death`); by default what suits the platform. A worker that changes its uid
             loses the kernel's way.
@@ -53,6 +66,7 @@ class WorkerSpec:
         "parent_death",
         "path",
         "prefix",
+        "preload",
         "target",
     )
 
@@ -68,6 +82,7 @@ class WorkerSpec:
         keeper_access: bool = False,
         prefix: bool = True,
         path: Sequence[str] | None = None,
+        preload: Sequence[str] = (),
         parent_death: ParentDeath = PARENT_DEATH,
     ) -> None:
         if isinstance(target, str):
@@ -84,6 +99,8 @@ class WorkerSpec:
             )
         if parent_death not in get_args(ParentDeath):
             raise ValueError(f"parent_death is 'kernel' or 'socket', not {parent_death!r}")
+        if isinstance(preload, str) or not all(_names_a_module(it) for it in preload):
+            raise ValueError(f"preload is a list of 'module' or 'module:name', not {preload!r}")
         self.target = target
         self.args = tuple(args)
         self.kwargs = dict(kwargs or {})
@@ -94,6 +111,7 @@ class WorkerSpec:
         self.prefix = prefix
         self.parent_death = parent_death
         self.path = None if path is None else list(path)
+        self.preload = tuple(preload)
 
     def member(self, name: str, rank: int) -> Member:
         """Make the member that brings it to life."""

@@ -85,6 +85,7 @@ TRANSITIONS: dict[tuple[WorkerState, WorkerEvent], WorkerState] = {
     (_W.READY, _E.STOP): _W.STOPPING,
     (_W.READY, _E.EXITED): _W.EXITED,
     (_W.STOPPING, _E.SPAWNED): _W.STOPPING,  # a survivor without a pid, taken up again
+    (_W.STOPPING, _E.SPAWN_FAILED): _W.GONE,
     (_W.STOPPING, _E.PROGRESS): _W.STOPPING,
     (_W.STOPPING, _E.READY): _W.STOPPING,  # it was already on the wire
     (_W.STOPPING, _E.STOP): _W.STOPPING,
@@ -98,6 +99,7 @@ TRANSITIONS: dict[tuple[WorkerState, WorkerEvent], WorkerState] = {
     (_W.GONE, _E.GONE): _W.GONE,  # the keeper's late word
     (_W.SURVIVED, _E.STOP): _W.STOPPING,
     (_W.SURVIVED, _E.SPAWNED): _W.SURVIVED,
+    (_W.SURVIVED, _E.SPAWN_FAILED): _W.GONE,
     (_W.SURVIVED, _E.PROGRESS): _W.SURVIVED,
     (_W.SURVIVED, _E.READY): _W.SURVIVED,
     (_W.SURVIVED, _E.EXITED): _W.EXITED,

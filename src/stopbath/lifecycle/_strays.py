@@ -67,20 +67,23 @@ class Strays:
     def __contains__(self, pid: int) -> bool:
         return pid in self._by_pid
 
-    def adopt(self, own: Container[int], *, take: bool) -> bool:
+    def adopt(self, own: Container[int], *, take: bool, spare: Container[int] = ()) -> bool:
         """One pass over the children that are not our `own`: reap the dead, take on the new.
 
         Whether others are left than before. `take` is False while what comes to us may still be
-        somebody's: a living command's daemons are no strays.
+        somebody's: a living command's daemons are no strays. What is in one of the sessions to
+        `spare` is being born of a zygote, or is its helper for as long as it lives.
         """
         before = set(self._by_pid)
         for pid in children():
             if pid in own:
                 continue
             stat = read_stat(pid)
-            if stat is not None and stat.state == "Z":
+            if stat is None:
+                continue
+            if stat.state == "Z":
                 self._lay_to_rest(pid, stat)
-            elif take and stat is not None and pid not in self._by_pid:
+            elif take and pid not in self._by_pid and stat.session not in spare:
                 self._take_on(pid, stat)
         return self._by_pid.keys() != before
 

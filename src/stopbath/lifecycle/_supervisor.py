@@ -20,6 +20,7 @@ from stopbath.lifecycle._loop import Loop
 from stopbath.lifecycle._spawn import (
     Gone,
     KeeperClient,
+    Note,
     Spawned,
     SpawnFailed,
     Stopped,
@@ -183,6 +184,10 @@ class Supervisor(Loop):
                 self.call_later(lambda keeper: keeper.end_left(), self.keeper)
 
     def _from_keeper(self, event: Event) -> None:
+        if isinstance(event, Note):
+            if event.mine:
+                forward(f"stopbath: {event.what}\n".encode())
+            return
         if isinstance(event, StraysLeft) and not event.mine:  # of a worker of our worker
             for group in self._groups:
                 group.strays_left(0, event.left)

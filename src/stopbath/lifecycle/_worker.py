@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stopbath.lifecycle._channel import Channel
 from stopbath.lifecycle._errors import ProtocolError
 from stopbath.lifecycle._escalation import Action
-from stopbath.lifecycle._handshake import go_frame, payload_of
+from stopbath.lifecycle._handshake import fork_frame, go_frame, payload_of
 from stopbath.lifecycle._member import Member
 from stopbath.lifecycle._spawn import CONTROL_FD, KeeperClient
 from stopbath.lifecycle._state import WorkerEvent
@@ -56,14 +56,15 @@ class Worker(Member):
         lifeline_fd = _LIFELINE_FD if self.spec.parent_death == "socket" else None
         ends = f"{CONTROL_FD},{lifeline_fd}" if lifeline_fd else "kernel"
         kept = sorted({*fds, *(fd for fd in (keeper_fd, lifeline_fd) if fd)} - {_STDERR_FD})
-        argv = [sys.executable, "-I", "-S", _CHILD, self.name, str(CONTROL_FD), ends]
+        words = [self.name, str(CONTROL_FD), ends, ",".join(map(str, kept))]
         self.spawn_id = keeper.spawn(
             self.name,
-            [*argv, ",".join(map(str, kept))],
+            [sys.executable, "-I", "-S", _CHILD, *words],
             {**os.environ, **self.spec.env},  # noqa: TID251  (passed on, not read)
             fds,
             keeper_fd=keeper_fd,
             lifeline_fd=lifeline_fd,
+            fork=fork_frame(self.spec, words) if self.spec.preload else None,
         )
 
     def let_go_on(self) -> None:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from stopbath.config import BUNDLED
+from stopbath.config import model_path
 from stopbath.messages import ModelInfo
 from stopbath.pipelines.base import ModelUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = [
     "DEFAULTS_FILE",
     "QWEN_IMAGE",
     "ModelDefaults",
-    "bundled_path",
     "load_pipeline",
     "model_info",
-    "path_of",
 ]
 
 DEFAULTS_FILE: Final = "stopbath.json"
@@ -56,16 +54,6 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_sequence_length: int | None = None
 
 
-def bundled_path() -> Path:
-    """Give the folder of the model that ships in the package."""
-    return Path(__file__).parent / "bundled"
-
-
-def path_of(model: str) -> Path:
-    """Give the folder that `model` (a path, or `BUNDLED`) means."""
-    return bundled_path() if model == BUNDLED else Path(model).expanduser()
-
-
 def load_pipeline(model: str, device: str) -> tuple[Any, ModelDefaults]:
     """Load the checkpoint `model` onto `device` ("cpu", "cuda:0" …) and read its defaults.
 
@@ -74,7 +62,7 @@ def load_pipeline(model: str, device: str) -> tuple[Any, ModelDefaults]:
     Raises:
         ModelUnusable: it is no diffusers folder, or diffusers cannot load it.
     """
-    path = path_of(model)
+    path = model_path(model)
     defaults = _read_defaults(path)
     _check_index(path)
     import torch

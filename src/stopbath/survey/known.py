@@ -52,7 +52,7 @@ _PATHS = (
     (r"(^|/)comfyui[^/]*/main\.py$", "ComfyUI", "launcher"),
     (r"/ray/(dashboard|_private|autoscaler)/", "Ray", "worker"),
     (r"/stopbath/lifecycle/_guardian\.py$", "Stopbath", "launcher"),
-    (r"/stopbath/lifecycle/_(keeper|child)\.py$", "Stopbath", "worker"),
+    (r"/stopbath/lifecycle/_(keeper|child|zygote)\.py$", "Stopbath", "worker"),
     (r"/vllm_omni/", "vLLM-Omni", "launcher"),
 )
 

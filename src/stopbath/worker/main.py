@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import socket
 import sys
@@ -13,12 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from stopbath.config import ServeConfig
-from stopbath.lifecycle import StartRefused
-from stopbath.worker.loop import RankLoop
 
 if TYPE_CHECKING:
     from stopbath.lifecycle import WorkerContext
-    from stopbath.worker.rank import Rank
 
 __all__ = ["main"]
 
@@ -40,8 +36,11 @@ def main(
     """
     told = msgspec.convert(config, ServeConfig)
     data = socket.socket(fileno=ctx.fds["data"])
-    served = _load(ctx, told, rank, world_size, rendezvous)
-    loop = _loop(data, served)
+    ctx.progress("importing torch")
+    from stopbath.worker.loading import load, loop_of
+
+    served = load(ctx, told, rank, world_size, rendezvous)
+    loop = loop_of(data, served)
     ctx.on_stop(lambda _notice: loop.stop())
     ctx.ready(info=msgspec.to_builtins(served.pipeline.info))
     why = loop.serve()
@@ -49,27 +48,6 @@ def main(
         raise RuntimeError(why)
     if told.executor == "multiproc":
         _leave()
-
-
-def _loop(data: socket.socket, served: Rank) -> RankLoop:
-    from stopbath.pipelines.step import BatchedPipeline
-    from stopbath.worker.batch import BatchLoop
-    from stopbath.worker.joint import JointBatchLoop
-    from stopbath.worker.tensors import pack, tensor_of
-
-    how: dict[str, Any] = {
-        "first": served.rank == 0,
-        "step_budget_s": served.config.step_budget_s,
-        "pack": pack,
-        "unpack": tensor_of,
-        "after_failure": served.after_failure,
-    }
-    if isinstance(served.pipeline, BatchedPipeline):
-        rest = served.methods, served.pipeline, served.config.max_batch
-        if served.peers is not None:
-            return JointBatchLoop(data, *rest, peers=served.peers, **how)
-        return BatchLoop(data, *rest, **how)
-    return RankLoop(data, served.methods, **how)
 
 
 def _leave() -> NoReturn:
@@ -83,42 +61,3 @@ def _leave() -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
-
-
-def _load(
-    ctx: WorkerContext, config: ServeConfig, rank: int, world_size: int, rendezvous: str
-) -> Rank:
-    ctx.progress("importing torch")
-    from stopbath.pipelines.diffusers import DiffusersPipeline
-    from stopbath.pipelines.split import split_of
-    from stopbath.pipelines.step import BatchedPipeline
-    from stopbath.worker.rank import Rank
-    from stopbath.worker.ranks import device_of, join, share_cores
-
-    share_cores(world_size * config.replicas)
-    place = config.replica * world_size + rank
-    device = device_of(config.device, place, world_size * config.replicas)
-    if world_size > 1:
-        ctx.progress(f"joining {world_size} ranks")
-        join(ctx.fds[rendezvous], rank, world_size, device, config.request_s)
-    ctx.progress("loading model")
-    kind = BatchedPipeline if config.mode == "step" else DiffusersPipeline
-    pipeline = kind.load(config.model, device)
-    served = Rank(ctx, config, rank=rank, world_size=world_size, device=device, pipeline=pipeline)
-    if config.worker_extension:
-        ctx.progress(f"running {config.worker_extension}")
-        _extend(config.worker_extension, served)
-    if config.compile:
-        pipeline.compile()
-    ctx.progress("compiling" if config.compile else "warming up")
-    if served.peers is not None:
-        pipeline.share(split_of(config.parallel, config.mode, pipeline.pipe, served.peers))
-    pipeline.warm_up()
-    return served
-
-
-def _extend(extension: str, served: Rank) -> None:
-    module, _, name = extension.partition(":")
-    if not (module and name):
-        raise StartRefused(f"--worker-extension must be MODULE:FUNCTION, not {extension!r}")
-    getattr(importlib.import_module(module), name)(served)
