@@ -6,7 +6,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks import compiled, engine, lifecycle, serving, throughput, wrappers
+from benchmarks import compiled, engine, lifecycle, ready, resources, serving, throughput, wrappers
 
 if TYPE_CHECKING:
     from benchmarks.table import Bench
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 BENCHES: dict[str, Bench] = {
     **lifecycle.BENCHES,
     **serving.BENCHES,
+    **ready.BENCHES,
     **engine.BENCHES,
     **throughput.BENCHES,
+    **resources.BENCHES,
     **compiled.BENCHES,
     **wrappers.BENCHES,
 }

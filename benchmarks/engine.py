@@ -16,7 +16,6 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.ranks import touched
-from benchmarks.stand_in import model
 from benchmarks.table import Bench, Row, row
 from stopbath.config import ServeConfig
 from stopbath.executor.multiproc import MultiprocExecutor
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["BENCHES", "replica"]
 
 TARGET = "benchmarks.ranks:main"
+_EXTENSION = "benchmarks.ranks:extend"
 START_S = 120.0
 ROUNDS, CALLS = 5, 300
 PARAMS = {"id": "r", "seed": 7, "prompt": "a red seven on blue"}
@@ -193,12 +193,12 @@ def steps() -> Iterator[Row]:
     beside what other programs of the machine add to wall time.
     """
     count = 400
-    with model() as path, ExitStack() as open_:
-        common: dict[str, Any] = {"model": path, "worker_extension": "benchmarks.ranks:extend"}
-        modes = {
-            mode: open_.enter_context(replica(ServeConfig(**common, mode=mode)))
-            for mode in ("request", "step")
+    with ExitStack() as open_:
+        configs = {
+            "request": ServeConfig(mode="request", worker_extension=_EXTENSION),
+            "step": ServeConfig(mode="step", worker_extension=_EXTENSION),
         }
+        modes = {mode: open_.enter_context(replica(it)) for mode, it in configs.items()}
         took: dict[str, list[float]] = {"bare model call": [], "request": [], "step": []}
         for _ in range(7):
             took["bare model call"].append(_value(modes["request"].call("bare", count)) * 1e3)

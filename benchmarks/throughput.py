@@ -11,20 +11,18 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.plain_server import READY as PLAIN_READY
 from benchmarks.serving import serving
-from benchmarks.stand_in import HOME, model
 from benchmarks.table import Bench, Row
-from stopbath.config import BUNDLED
+from stopbath.config import BUNDLED, model_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BENCHES"]
+__all__ = ["BENCHES", "clients", "plain"]
 
 CLIENTS = (1, 4, 16, 64)
 STEPS, GUIDANCE = 12, 3.0
@@ -32,7 +30,6 @@ ROUNDS = 3
 LARGEST = 64
 STEP_MODE = "step mode"
 CEILING = "plain diffusers, one batch"
-DIFFUSERS_TOKENS = 256
 # As the ranks have it. Threads that spin while they wait would slow every server on a busy
 # machine, the plain one most.
 SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -45,12 +42,18 @@ class Run(NamedTuple):
     latencies: list[float]
 
 
+class Plain(NamedTuple):
+    """The plain server: its address and its process."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def plain(path: Path) -> Iterator[str]:
-    """Run the plain server, with as many text tokens as ours has; gives its address."""
-    told = path / "stopbath.json"
-    defaults = json.loads(told.read_text()) if told.exists() else {}
-    tokens = defaults.get("max_sequence_length", DIFFUSERS_TOKENS)
+def plain() -> Iterator[Plain]:
+    """Run the plain server, with as many text tokens as ours has."""
+    path = model_path(BUNDLED)
+    tokens = json.loads((path / "stopbath.json").read_text())["max_sequence_length"]
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.plain_server", str(path), str(tokens)],
         stdin=subprocess.PIPE,  # its end ends the server, however this process ends
@@ -63,7 +66,7 @@ def plain(path: Path) -> Iterator[str]:
         assert server.stdout is not None
         line = server.stdout.readline()
         assert line.startswith(PLAIN_READY), "the plain server did not start"
-        yield line.removeprefix(PLAIN_READY).strip()
+        yield Plain(line.removeprefix(PLAIN_READY).strip(), server.pid)
     finally:
         server.kill()
         server.communicate()
@@ -81,7 +84,7 @@ def post(connection: http.client.HTTPConnection, path: str, **body: object) -> b
     return content
 
 
-def clients(url: str, count: int) -> Run:
+def clients(url: str, count: int, steps: int = STEPS) -> Run:
     """Have `count` clients ask again and again, each when it has its picture."""
     each = max(2, 24 // count)
 
@@ -90,7 +93,8 @@ def clients(url: str, count: int) -> Run:
         took = []
         for i in range(each):
             began = time.perf_counter()
-            post(connection, "/v1/images/generations", seed=number * each + i)
+            told = {"seed": number * each + i, "num_inference_steps": steps}
+            post(connection, "/v1/images/generations", **told)
             took.append((time.perf_counter() - began) * 1e3)
         connection.close()
         return took
@@ -114,12 +118,11 @@ def at_once(url: str, count: int) -> Run:
 
 def throughput() -> Iterator[Row]:
     """All systems and all numbers of clients, in turns, so that all see the same machine."""
-    with model() as name, ExitStack() as open_:
+    with ExitStack() as open_:
         os.environ.update(SETTINGS)
-        home = HOME if name == BUNDLED else Path(name)
-        url = open_.enter_context(plain(home))
-        request = open_.enter_context(serving(name, "--mode", "request"))
-        step = open_.enter_context(serving(name, "--mode", "step", "--max-batch", str(LARGEST)))
+        url = open_.enter_context(plain()).url
+        request = open_.enter_context(serving("--mode", "request"))
+        step = open_.enter_context(serving("--mode", "step", "--max-batch", str(LARGEST)))
         systems = {
             "plain server": lambda count: clients(url, count),
             "request mode": lambda count: clients(request.url, count),

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.resources import pss_mb
 from benchmarks.table import Bench, Row, row
 from stopbath.lifecycle import ProcessRef
 
@@ -202,14 +203,13 @@ def _memory_mb(wrapper: Wrapper, folder: Path) -> float:
     process = _start(wrapper, "exec sleep 300", folder, run)
     _until(lambda: any(b"sleep" in _argv(pid)[:6] for pid in _alive(run)))
     time.sleep(0.7)
-    total = 0
+    total = 0.0
     for pid in _alive(run):
         if not _argv(pid).startswith(b"sleep") and b"sh\0-c\0exec" not in _argv(pid)[:12]:
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                total += int(line.split()[1]) if line.startswith("Pss:") else 0
+            total += pss_mb(pid)
     process.send_signal(signal.SIGTERM)
     process.wait()
-    return total / 1024
+    return total
 
 
 def table() -> Iterator[str]:
