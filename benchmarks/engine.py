@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import multiprocessing
+import os
 import select
 import socket
 import statistics
@@ -14,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any
+
+import zmq
 
 from benchmarks.ranks import touched
 from benchmarks.table import Bench, Row, row
@@ -78,7 +79,6 @@ def echo_pipe(pipe: Connection) -> None:
 
 def echo_zmq(address: str) -> None:
     """Send back what comes."""
-    zmq = importlib.import_module("zmq")
     sock = zmq.Context.instance().socket(zmq.DEALER)
     sock.connect(address)
     while True:
@@ -86,7 +86,7 @@ def echo_zmq(address: str) -> None:
 
 
 def calls() -> Iterator[Row]:
-    """Round trips: the executor over 1, 2, 4 ranks, a raw socketpair, a Pipe, and zmq if there.
+    """Round trips: the executor over 1, 2, 4 ranks, a raw socketpair, a Pipe, and zmq.
 
     The executor's caller is a thread that asks and waits; a future that the main thread waits for
     costs the hand-over from the thread that reads. "channels alone": two processes that do no
@@ -112,8 +112,7 @@ def calls() -> Iterator[Row]:
 
         trips["multiprocessing.Pipe"] = piped
         trips["channels alone"] = open_.enter_context(_channel_trip())
-        if importlib.util.find_spec("zmq") is not None:
-            trips["zmq"] = open_.enter_context(_zmq_trip())
+        trips["zmq"] = open_.enter_context(_zmq_trip())
         for ranks in (1, 2, 4):
             it = open_.enter_context(replica(ServeConfig(model="none", ranks=ranks), TARGET))
             trips[f"executor, {ranks} rank(s)"] = partial(it.ask, "echo", PARAMS)
@@ -121,8 +120,6 @@ def calls() -> Iterator[Row]:
                 trips["  through a future"] = partial(_by_future, it)
         with ThreadPoolExecutor(1) as caller:
             took = caller.submit(_interleaved, trips).result()
-    if "zmq" not in took:
-        print("round trip, zmq: not installed (PyPI: pyzmq)", flush=True)
     base = statistics.median(took["raw socketpair"])
     for name, values in took.items():
         goal = f"<= {3 * base:.0f}" if name == "executor, 1 rank(s)" else ""
@@ -163,10 +160,10 @@ def _channel_trip() -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _zmq_trip() -> Iterator[Callable[[], object]]:
-    zmq = importlib.import_module("zmq")
     sock = zmq.Context.instance().socket(zmq.DEALER)
-    sock.bind("ipc://@stopbath-bench")
-    with peer(echo_zmq, "ipc://@stopbath-bench"):
+    address = f"ipc://@stopbath-bench-{os.getpid()}"  # abstract: no file is left
+    sock.bind(address)
+    with peer(echo_zmq, address):
         yield lambda: (sock.send(b"x" * 64), sock.recv())
     sock.close(0)
 
