@@ -275,6 +275,21 @@ def forks_without_end(ctx: WorkerContext) -> None:
     ctx.wait_stop()
 
 
+def calls_off_ranks(ctx: WorkerContext) -> None:
+    """Be a server that asks for ranks, and calls them off before they are born."""
+    from stopbath.lifecycle import Deadline, WorkerGroup, WorkerSpec
+
+    supervisor = ctx.supervisor()
+    supervisor.start_thread()
+    never = WorkerSpec("born:tells_where", preload=["born"], env={"BORN": "hangs"})
+    group = WorkerGroup("ranks", [never], supervisor=supervisor)
+    group.start()
+    report = group.shutdown(Deadline.after(2))
+    ctx.ready()
+    _say(f"called off {report.clean} {[worker.pid for worker in report.workers]}")
+    ctx.wait_stop()
+
+
 def serves_ranks(
     ctx: WorkerContext,
     ranks: int,

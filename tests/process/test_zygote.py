@@ -367,6 +367,15 @@ def test_a_server_with_a_zygote_whose_tree_is_cut(guard: Callable[..., Run], who
     ended(*zygotes)
 
 
+def test_a_rank_that_is_called_off_is_nothing_to_the_guardian(guard: Callable[..., Run]) -> None:
+    """The keeper tells it of all births that failed; only its own is a fault of its server."""
+    run = guard("calls_off_ranks")
+    assert run.hear("called off ").strip() == "True [None]"
+    run.kill("guardian", signal.SIGTERM)
+    assert run.ended() == 0
+    assert run.report["cause"] is None
+
+
 def test_strays_of_a_forked_worker_are_its_own(group_of: Callable[..., WorkerGroup]) -> None:
     """What leaves a forked worker's session comes to the keeper, and is ended when it is dead."""
     group = group_of(("leaves_strays", {**PRELOAD}), "obedient")

@@ -51,6 +51,7 @@ class SpawnFailed(NamedTuple):
     id: int
     errno: int
     why: str
+    mine: bool
 
 
 class WorkerExited(NamedTuple):
@@ -309,7 +310,7 @@ def _event(frame: Frame, fds: list[int]) -> Event:
         ref = ProcessRef(frame["pid"], fds[0], frame["start"])
         return Spawned(ident, frame["name"], ref, frame["mine"])
     if kind == "failed":
-        return SpawnFailed(ident, frame["errno"], frame["why"])
+        return SpawnFailed(ident, frame["errno"], frame["why"], frame["mine"])
     return _OF_LIFE[kind](ident, frame)
 
 

@@ -192,8 +192,7 @@ class Supervisor(Loop):
             for group in self._groups:
                 group.strays_left(0, event.left)
             return
-        mine = isinstance(event, SpawnFailed) or event.mine
-        if not mine or event.id not in self._by_spawn:
+        if not event.mine or event.id not in self._by_spawn:
             if self.on_foreign is not None:
                 self.on_foreign(event)
             if isinstance(event, Spawned):
