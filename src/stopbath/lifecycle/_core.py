@@ -301,7 +301,6 @@ class GroupCore:
                 return
         member.move(WorkerEvent.GONE)
         self._strays_left.pop(member.spawn_id, None)
-        self._strays_left.pop(0, None)
         self._sup.unwatch_words(member)
         member.close()
         self._finish_if_ended()
@@ -309,7 +308,7 @@ class GroupCore:
     def strays_left(self, spawn_id: int, left: list[Frame]) -> None:
         """The keeper names what a dead worker left and what has not ended yet.
 
-        0 stands for all workers of our worker, as the guardian is told of them.
+        Negative numbers are those of the workers of our worker, as the guardian is told of them.
         """
         self._strays_left[spawn_id] = left
 

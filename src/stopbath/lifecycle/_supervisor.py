@@ -188,10 +188,9 @@ class Supervisor(Loop):
             if event.mine:
                 forward(f"stopbath: {event.what}\n".encode())
             return
-        if isinstance(event, StraysLeft) and not event.mine:  # of a worker of our worker
+        if isinstance(event, StraysLeft | Gone) and not event.mine:  # of a worker of our worker
             for group in self._groups:
-                group.strays_left(0, event.left)
-            return
+                group.strays_left(-event.id, event.left if isinstance(event, StraysLeft) else [])
         if not event.mine or event.id not in self._by_spawn:
             if self.on_foreign is not None:
                 self.on_foreign(event)
