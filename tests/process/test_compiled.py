@@ -111,6 +111,7 @@ def test_a_rank_killed_while_it_compiles_leaves_no_compiler(
 ) -> None:
     """They are the rank's helpers, whatever session they are in: strays once it is dead."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing compiled yet
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a C++ compiler that is killed leaves its file
     replica = MultiprocExecutor(ServeConfig(model=str(model), compile=True, device="cpu"))
     replica.start()
     try:
