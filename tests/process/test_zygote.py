@@ -267,7 +267,7 @@ def test_a_zygote_that_does_not_answer_is_given_up(
     wait_until(lambda: state_of(zygote) == "T", Deadline.after(5))
     began = time.monotonic()
     later = group_of(WHERE)
-    assert 4.5 < time.monotonic() - began < 8
+    assert 4.5 < time.monotonic() - began < 10
     assert later.workers[0].info["imported_in"] == later.workers[0].pid
     ended(zygote)
     assert "the zygote has not answered for 5 s" in capfd.readouterr().err
@@ -452,9 +452,8 @@ def test_a_zygote_killed_at_any_instant(group_of: Callable[..., WorkerGroup], se
     by = Deadline.after(after_s)
     while not by.passed:
         time.sleep(0.001)
-    for pid in zygotes_of(group):
-        if "_zygote.py" in _command_line(pid) and os.getsid(pid) == pid:
-            os.kill(pid, signal.SIGKILL)
+    for zygote in children_of(keeper_of(group))[:1]:  # it is the first; what it forks comes later
+        os.kill(zygote, signal.SIGKILL)
     group.wait_ready(Deadline.after(20))
     pids = {worker.pid for worker in group.workers}
     keeper = keeper_of(group)
@@ -464,13 +463,6 @@ def test_a_zygote_killed_at_any_instant(group_of: Callable[..., WorkerGroup], se
         "no other is left",
     )
     assert group.shutdown(Deadline.after(5)).clean
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("preload", ["torch", ["torch", ""], ["torch:"], [":name"], [3]])
