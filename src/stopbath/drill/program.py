@@ -18,6 +18,8 @@ from stopbath.lifecycle import Deadline, Escalation, Policy, StartupError, Worke
 
 __all__ = ["Program", "main"]
 
+_LEAVES_S, _LOOK_EVERY_S = 1.0, 0.002
+
 
 def _held() -> list[str]:
     """Name what this process holds: descriptors and threads."""
@@ -124,10 +126,24 @@ class Program:
         left = [claim.pid for claim in found.left]
         habits.tell(who="released", took=found.took_s, left=left, of=sorted(pids))
 
+    def _held_too_much(self) -> list[str]:
+        """Name what is held now and was not before.
+
+        A thread that Python has joined is out of Python, and a moment later out of the kernel.
+        """
+        by = Deadline.after(_LEAVES_S)
+        while True:
+            more = sorted(set(_held()) - set(self._before))
+            known = {f"thread {it.native_id}" for it in threading.enumerate()}
+            ending = [it for it in more if it.startswith("thread") and it not in known]
+            if by.passed or not ending:
+                return more
+            time.sleep(_LOOK_EVERY_S)  # only /proc shows it
+
     def tell_report(self) -> None:
         """Tell the account, and what this process holds that it did not before."""
         report = self.group.report
-        more = sorted(set(_held()) - set(self._before))
+        more = self._held_too_much()
         survivors = len(self.group.survivors)
         if not survivors and more and self.group.cause is not None:
             more = [it for it in more if not it.startswith("thread")]  # a callback's, just ending

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stopbath.drill import habits
+from stopbath.lifecycle import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +92,19 @@ def _after_ready(ctx: WorkerContext, names: tuple[str, ...]) -> None:
         raise RuntimeError("cannot flush")
 
 
+def _until_it_polls(name: str) -> None:
+    """Wait until a thread of this process sits in poll(2), as far as this kernel tells."""
+    tid = next(it.native_id for it in threading.enumerate() if it.name == name)
+    by = Deadline.after(1.0)
+    while "poll" not in Path(f"/proc/self/task/{tid}/wchan").read_text() and not by.passed:
+        time.sleep(0.001)  # only /proc shows it
+
+
 def _close_line() -> None:
-    os.close(3)  # the control socket: nothing can be asked any more
+    # The control socket. Closed under a poll(2) it stays open for that, so nobody is told: the one
+    # that listens hears nothing more, and the other end's next word is lost.
+    _until_it_polls("stopbath-control")
+    os.close(3)
     habits.tell(who="closed its line", pid=os.getpid())
 
 
