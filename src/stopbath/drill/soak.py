@@ -33,6 +33,7 @@ class Tally(NamedTuple):
     cycles: int
     left: list[str]
     worst_late_s: float
+    worst_cycle: int
     broken: list[str]
 
 
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
     sys.stdout.write(
         f"soak: {tally.cycles} cycles in {took:.0f} s, seed {asked.seed}\n"
         f"left behind: {len(tally.left)} (goal 0)\n"
-        f"worst time past a deadline: {tally.worst_late_s * 1000:.0f} ms (goal < 100)\n"
+        f"worst time past a deadline: {tally.worst_late_s * 1000:.0f} ms (goal < 100), "
+        f"in cycle {tally.worst_cycle}\n"
     )
     for line in (*tally.left, *tally.broken):
         sys.stdout.write(f"  {line}\n")
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> int:
 def _play(numbers: list[int], seed: int, jobs: int) -> Tally:
     batches = [numbers[i : i + _BATCH] for i in range(0, len(numbers), _BATCH)][::-1]
     total, running = len(numbers), list[tuple[subprocess.Popen[str], list[int]]]()
-    tally = Tally(0, [], 0.0, [])
+    tally = Tally(0, [], 0.0, numbers[0], [])
     with tempfile.TemporaryDirectory(prefix="stopbath-soak-") as home:
         while batches or running:
             while batches and len(running) < jobs:
@@ -96,8 +98,11 @@ def _add(tally: Tally, said: str, batch: list[int]) -> Tally:
     broken = [f"cycle {it['cycle']}: {it['problem']}" for it in facts if it["problem"]]
     missing = set(batch) - {it["cycle"] for it in facts}
     broken += [f"cycle {number} came to no end" for number in sorted(missing)]
-    worst = max([tally.worst_late_s, *(it["late_s"] for it in facts)])
-    return Tally(tally.cycles + len(facts), tally.left + left, worst, tally.broken + broken)
+    lates = [
+        (tally.worst_late_s, tally.worst_cycle),
+        *((it["late_s"], it["cycle"]) for it in facts),
+    ]
+    return Tally(tally.cycles + len(facts), tally.left + left, *max(lates), tally.broken + broken)
 
 
 def _end_left() -> list[str]:

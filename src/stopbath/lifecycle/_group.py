@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Policy", "WorkerGroup", "WorkerView"]
 
-_LET_GO_S = 0.03  # for the keeper to leave, of the tenth of a second beyond a deadline
+_LET_GO_S = 0.02  # for the keeper to leave, of the tenth of a second beyond a deadline
 _ANSWER_S = 2.0  # for the supervisor's thread to answer, beyond the deadline it works to
 
 
