@@ -62,6 +62,7 @@ def replica_of(model: Path, parallel: Any, mode: Any, ranks: int) -> MultiprocEx
         mode=mode,
         max_batch=CAPACITY,
         device="cpu",
+        zygote=ranks > 1,  # as `serve` has it
     ).checked()
     return MultiprocExecutor(config)
 

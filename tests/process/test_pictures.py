@@ -48,7 +48,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def replica_of(model: Path, ranks: int, **more: Any) -> MultiprocExecutor:
     parallel = "cfg" if ranks > 1 else "none"
-    config = ServeConfig(model=str(model), ranks=ranks, parallel=parallel, device="cpu", **more)
+    told: dict[str, Any] = {"parallel": parallel, "zygote": ranks > 1, "device": "cpu", **more}
+    config = ServeConfig(model=str(model), ranks=ranks, **told)
     return MultiprocExecutor(config)
 
 
@@ -213,7 +214,7 @@ def test_a_model_without_batched_guidance_is_refused_with_the_reason(
 
 def test_a_stop_while_loading_does_not_wait_for_the_loading(models: dict[str, Path]) -> None:
     """Nothing was accepted yet, so a rank leaves at once, whatever its main thread is deep in."""
-    replica = replica_of(models["sd3"], 2, drain_s=20.0)
+    replica = replica_of(models["sd3"], 2, drain_s=20.0, zygote=False)  # it shows the import
     replica.start()
     by = Deadline.after(WAIT_S)
     group = replica._started()

@@ -47,6 +47,7 @@ def test_a_collective_that_hangs_fails_closed_within_the_budget(
         ranks=2,
         parallel="cfg",
         device="cpu",
+        zygote=True,
         terminate_s=1.0,
         step_budget_s=BUDGET_S,
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(420)
 
-JOBS = 2  # they wait more than they work, but not when they start
+JOBS = 3  # they wait more than they work
 CONTROLS = {(it.injection, it.face): it.id for it in reversed(SCENARIOS)}
 
 
