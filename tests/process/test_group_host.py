@@ -347,6 +347,11 @@ def test_broken_standard_error_stops_nothing(program: Run) -> None:
 def test_a_full_standard_error_stops_nothing(program: Run) -> None:
     """Forwarded lines are dropped rather than waited for."""
     read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write_end, bytes(4096))
+    os.set_blocking(write_end, True)  # whoever writes from here on waits for a reader
     host = program(
         """
         group = WorkerGroup("g", [WorkerSpec("misbehaving:floods_stderr")])
