@@ -20,9 +20,9 @@ from benchmarks.table import Bench, Row
 from stopbath.config import BUNDLED, model_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["BENCHES", "clients", "plain"]
+__all__ = ["BENCHES", "clients", "plain", "post"]
 
 CLIENTS = (1, 4, 16, 64)
 STEPS, GUIDANCE = 12, 3.0
@@ -123,7 +123,7 @@ def throughput() -> Iterator[Row]:
         url = open_.enter_context(plain()).url
         request = open_.enter_context(serving("--mode", "request"))
         step = open_.enter_context(serving("--mode", "step", "--max-batch", str(LARGEST)))
-        systems = {
+        systems: dict[str, Callable[[int], Run]] = {
             "plain server": lambda count: clients(url, count),
             "request mode": lambda count: clients(request.url, count),
             STEP_MODE: lambda count: clients(step.url, count),
