@@ -123,11 +123,17 @@ def main(argv: list[str]) -> None:
     cgroup = RunCgroup.create(record)
     try:
         parent = ProcessRef.open(parent_pid, parent_start)
-    except ProcessLookupError:  # gone before we looked; nothing was started yet
+    except OSError:  # gone before we looked, or no descriptor is left; nothing was started yet
+        sock.close()  # to remove a directory takes one
         cgroup.remove()
         record.remove()
         return
-    run(sock, parent, record, cgroup)
+    try:
+        run(sock, parent, record, cgroup)
+    except OSError:  # no descriptor is left; to remove a directory takes one
+        sock.close()
+        cgroup.remove()
+        raise
     os._exit(0)  # nothing to finalize, and the client waits for this end
 
 
