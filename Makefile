@@ -33,7 +33,7 @@ check: $(READY) ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-drill: $(READY) ## the fault matrix on this machine, 20 times over (half an hour on two cores; ARGS='--repeat 1': 3)
+drill: $(READY) ## the fault matrix on this machine, 20 times over (30 minutes; ARGS='--repeat 1': 3)
 	$(BIN)/stopbath drill --repeat 20 --jobs 3 $(ARGS)
 
 soak: $(READY) ## 2,000 random starts, faults and stops (12 minutes on two cores; ARGS='--seed 7')

@@ -9,12 +9,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from observing import FREEZER, Ledger, alive, frozen, run_processes, state_of, wait_until
 from stopbath.lifecycle import Deadline, GroupState, LifecycleError, WorkerGroup
+from stopbath.lifecycle._containment import own_cgroup
 
 if TYPE_CHECKING:
     import subprocess
@@ -410,6 +412,7 @@ def test_few_descriptors_are_enough(program: Run) -> None:
 
 def test_a_start_without_descriptors_gives_back_those_it_took(program: Run) -> None:
     """At each number of free ones the start fails, or succeeds, and nothing is left of it."""
+    before = run_cgroups()
     host = program(
         """
         import resource
@@ -439,6 +442,13 @@ def test_a_start_without_descriptors_gives_back_those_it_took(program: Run) -> N
     assert {line.split()[2] for line in lines} == {"0"}
     assert lines[0].split()[1] == "OSError"
     assert lines[-1].split()[1] == "ready"
+    assert run_cgroups() <= before
+
+
+def run_cgroups() -> set[Path]:
+    """Find the cgroups of runs, where this host gives any."""
+    own = own_cgroup()
+    return set(Path(own).glob("stopbath-*")) if own is not None else set()
 
 
 @pytest.mark.parametrize("end", ["stop", "worker", "program"])

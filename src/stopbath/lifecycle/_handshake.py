@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stopbath.lifecycle._context import WorkerContext
     from stopbath.lifecycle._spec import WorkerSpec
 
-__all__ = ["fork_frame", "go_frame", "payload_of", "run_target", "settle", "shake_hands"]
+__all__ = ["find", "fork_frame", "go_frame", "payload_of", "run_target", "settle", "shake_hands"]
 
 
 _STDERR = 2
@@ -129,15 +129,21 @@ def settle(go: Frame, *, with_site: bool) -> None:
     os.chdir(go["cwd"])
 
 
+def find(word: str) -> Any:
+    """Import what `"module"` or `"module:name"` names, and give it."""
+    from importlib import import_module
+
+    module, _, path = word.partition(":")
+    found: Any = import_module(module)
+    for part in filter(None, path.split(".")):
+        found = getattr(found, part)
+    return found
+
+
 def _resolve(target: str | Callable[..., object]) -> Callable[..., object]:
     if not isinstance(target, str):
         return target
-    from importlib import import_module
-
-    module, _, path = target.partition(":")
-    found: Any = import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
+    found = find(target)
     if not callable(found):
         raise TypeError(f"{target} is a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]

@@ -122,13 +122,12 @@ def main(argv: list[str]) -> None:
     sock = socket.socket(fileno=fd)
     cgroup = RunCgroup.create(record)
     try:
-        parent = ProcessRef.open(parent_pid, parent_start)
-    except OSError:  # gone before we looked, or no descriptor is left; nothing was started yet
-        sock.close()  # to remove a directory takes one
-        cgroup.remove()
-        record.remove()
-        return
-    try:
+        try:
+            parent = ProcessRef.open(parent_pid, parent_start)
+        except ProcessLookupError:  # gone before we looked; nothing was started yet
+            cgroup.remove()
+            record.remove()
+            return
         run(sock, parent, record, cgroup)
     except OSError:  # no descriptor is left; to remove a directory takes one
         sock.close()

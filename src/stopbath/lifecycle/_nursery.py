@@ -41,12 +41,13 @@ _IMPORTING, _READY, _LEAVING = "importing", "ready", "leaving"
 class _Zygote:
     """One zygote: whose it is, what it imports, who waits to be born of it."""
 
-    __slots__ = ("channel", "client", "key", "leaf", "orders", "ref", "state")
+    __slots__ = ("channel", "client", "leaf", "orders", "ref", "state", "wants")
 
     def __init__(
-        self, client: Client, key: str, ref: ProcessRef, channel: Channel, leaf: Leaf | None
+        self, client: Client, wants: Frame, ref: ProcessRef, channel: Channel, leaf: Leaf | None
     ) -> None:
-        self.client, self.key, self.ref, self.channel, self.leaf = client, key, ref, channel, leaf
+        self.client, self.wants = client, wants
+        self.ref, self.channel, self.leaf = ref, channel, leaf
         self.orders: deque[Order] = deque()
         self.state = _IMPORTING
 
@@ -105,7 +106,7 @@ class Nursery:
         self._poll, self._cgroup, self._record, self._number = poll, cgroup, record, number
         self._born, self._execute, self._note = born, execute, note
         self._zygotes: list[_Zygote] = []  # until they are reaped
-        self._given_up: list[tuple[Client, str]] = []
+        self._given_up: list[tuple[Client, Frame]] = []
         self._asked: _Asked | None = None
 
     def __bool__(self) -> bool:
@@ -125,12 +126,12 @@ class Nursery:
 
     def take(self, order: Order) -> bool:
         """Take an order on; False when it is to be started as a program of its own."""
-        key = repr([order.frame["fork"][what] for what in ("preload", "path", "cwd")])
-        if (order.client, key) in self._given_up:
+        wants = {what: order.frame["fork"][what] for what in ("preload", "path", "cwd")}
+        if (order.client, wants) in self._given_up:
             return False
-        zygote = next((it for it in self._zygotes if self._serves(it, order.client, key)), None)
+        zygote = next((it for it in self._zygotes if self._serves(it, order.client, wants)), None)
         try:
-            zygote = zygote or self._start(order, key)
+            zygote = zygote or self._start(order, wants)
             order.keep()
         except OSError as error:
             self._note(order.client, f"no zygote can be started: {error.strerror}")
@@ -140,23 +141,21 @@ class Nursery:
         return True
 
     @staticmethod
-    def _serves(zygote: _Zygote, client: Client, key: str) -> bool:
-        return zygote.client is client and zygote.key == key and zygote.state != _LEAVING
+    def _serves(zygote: _Zygote, client: Client, wants: Frame) -> bool:
+        return zygote.client is client and zygote.wants == wants and zygote.state != _LEAVING
 
-    def _start(self, order: Order, key: str) -> _Zygote:
-        asked = order.frame["fork"]
+    def _start(self, order: Order, wants: Frame) -> _Zygote:
         env = self._record.marked(order.frame["env"])
         ref, sock = spawn_zygote(str(order.frame["argv"][0]), env)
         leaf = self._cgroup.leaf()
         if leaf is not None:
             leaf.admit(ref.pid)
         self._record.note_process("zygote", "zygote", self._number(ref), ref.start)
-        zygote = _Zygote(order.client, key, ref, Channel(sock), leaf)
+        zygote = _Zygote(order.client, wants, ref, Channel(sock), leaf)
         self._zygotes.append(zygote)
         for it in (zygote.channel, ref):
             self._poll.register(it.fileno(), select.POLLIN)
-        what = {key: asked[key] for key in ("preload", "path", "cwd")}
-        self._send(zygote, {"op": "preload", **what})
+        self._send(zygote, {"op": "preload", **wants})
         return zygote
 
     def cancel(self, client: Client, ident: int) -> bool:
@@ -180,10 +179,10 @@ class Nursery:
             for order in zygote.orders:
                 order.close()
             zygote.orders.clear()
-            if self._asked is not None and self._asked.zygote is zygote:
-                self._asked.call_off()  # one that is born all the same is a stray
-                self._asked.close()
-                self._asked = None
+            asked = self._no_more_asked(zygote)
+            if asked is not None:
+                asked.call_off()  # one that is born all the same is a stray
+                asked.close()
             self._end(zygote)
 
     # -- what happens
@@ -236,6 +235,13 @@ class Nursery:
     def _owes(self, zygote: _Zygote) -> bool:
         return self._asked is not None and self._asked.zygote is zygote
 
+    def _no_more_asked(self, zygote: _Zygote) -> _Asked | None:
+        """Forget the fork that a zygote owes, if it owes one; the caller closes it."""
+        if not self._owes(zygote):
+            return None
+        asked, self._asked = self._asked, None
+        return asked
+
     # -- births
 
     def _ask_next(self) -> None:
@@ -267,13 +273,12 @@ class Nursery:
 
     def _take_in(self, zygote: _Zygote, pid: int) -> None:
         """The fork was made: take hold of the worker, before it does anything."""
-        asked, self._asked = self._asked, None
+        asked = self._no_more_asked(zygote)
         assert asked is not None
         order = asked.order
         if order is not None:
             ref = _newborn(zygote, pid)
             if ref is None:  # it is dead, or never was
-                asked.layout.close()
                 self._by_exec(order)
             else:
                 leaf = self._cgroup.leaf()
@@ -294,12 +299,12 @@ class Nursery:
         """End a zygote that is of no use; who was to be born of it is started another way."""
         if zygote.state == _LEAVING:
             return
-        self._given_up.append((zygote.client, zygote.key))
+        self._given_up.append((zygote.client, zygote.wants))
         self._note(zygote.client, f"the zygote {why}; workers start without one from now on")
         self._end(zygote)
         orders, zygote.orders = list(zygote.orders), deque()
-        if self._asked is not None and self._asked.zygote is zygote:
-            asked, self._asked = self._asked, None
+        asked = self._no_more_asked(zygote)
+        if asked is not None:
             if asked.order is not None:
                 orders.insert(0, asked.order)
             asked.close()

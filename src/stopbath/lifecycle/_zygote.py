@@ -77,17 +77,12 @@ def _reserve(control: int) -> int:
 
 def _preload(frame: Frame) -> Frame:
     """Import, and look whether this process can still be forked."""
-    from importlib import import_module
-
-    from stopbath.lifecycle._handshake import settle
+    from stopbath.lifecycle._handshake import find, settle
 
     try:
         settle(frame, with_site=True)
         for word in frame["preload"]:
-            module, _, path = word.partition(":")
-            found = import_module(module)
-            for part in filter(None, path.split(".")):
-                found = getattr(found, part)
+            find(word)
         _check()
     except _Unfit as why:
         return {"ev": "unfit", "why": str(why)}

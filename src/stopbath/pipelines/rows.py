@@ -60,8 +60,8 @@ def rows_enough(linear: Any) -> int:
     return 0
 
 
-def steady(models: Iterable[Any], call: Callable[[], object]) -> int:
-    """Pad the layers of `models` that see too few rows; give how many they are.
+def steady(models: Iterable[Any], call: Callable[[], object]) -> None:
+    """Pad the layers of `models` that see too few rows.
 
     `call` has to run the models for as few rows as there can be.
     """
@@ -79,7 +79,6 @@ def steady(models: Iterable[Any], call: Callable[[], object]) -> int:
         for hook in hooks:
             hook.remove()
     measured: dict[tuple[int, int, bool], int] = {}
-    padded_layers = 0
     for linear, rows in fewest.items():
         if rows >= _TRIED[-1]:
             continue
@@ -88,8 +87,6 @@ def steady(models: Iterable[Any], call: Callable[[], object]) -> int:
             measured[shape] = rows_enough(linear)
         if rows < measured[shape]:
             linear.forward = _steady_forward(linear, measured[shape])
-            padded_layers += 1
-    return padded_layers
 
 
 def _rows(tensor: Tensor) -> int:
